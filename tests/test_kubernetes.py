@@ -307,6 +307,8 @@ def test_ranks_of_a_target_are_one_unit() -> None:
     leader, rank = (template[name]["spec"]["containers"][0] for name in ("leaderTemplate", "workerTemplate"))
     assert leader["command"] == rank["command"] and leader["env"] == rank["env"]
     assert leader["command"][0] == "torchrun"
+    # Else no rank finds the leader: our Service of that name leads to those that are ready, which they are together.
+    assert group["spec"]["networkConfig"] == {"subdomainPolicy": "UniquePerReplica"}
     assert not of_kind([each for each in documents("multi-gpu") if each["metadata"]["name"] == "target"], "Deployment")
 
 

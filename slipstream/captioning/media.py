@@ -253,10 +253,10 @@ class Media:
             )
             if digest:
                 video.sha256, video.num_bytes = await _digest(source)
+            place.shrink(video.frames.nbytes)
         except BaseException:
             place.release()
             raise
-        place.shrink(video.frames.nbytes)
         video.on_close = place.release
         return video
 
@@ -302,11 +302,11 @@ class Media:
             found = await self._pool.sample_windows(
                 source.file, num_frames, windows, size=size, owner=owner, film=source.name, files=source.files
             )
+            videos = [video for video in found if isinstance(video, SampledVideo)]
+            place.shrink(sum(video.frames.nbytes for video in videos))
         except BaseException:
             place.release()
             raise
-        videos = [video for video in found if isinstance(video, SampledVideo)]
-        place.shrink(sum(video.frames.nbytes for video in videos))
         held = Countdown(len(videos), place.release)
         for video in videos:
             video.on_close = held

@@ -105,7 +105,20 @@ class WatchedReader:
         """Raise what stopped the reading: DecodeCancelled, LimitExceeded or UnreadableVideo."""
         self._watch.check()
         if self._failure is not None:
-            raise UnreadableVideo(f"reading the video failed: {self._failure}") from self._failure
+            raise _not_read(self._failure) from self._failure
+
+
+@contextmanager
+def _read_by_us() -> Iterator[None]:
+    """What is read beside libav, which a disk may fail in, too. Raises UnreadableVideo."""
+    try:
+        yield
+    except OSError as failure:
+        raise _not_read(failure) from failure
+
+
+def _not_read(failure: Exception) -> UnreadableVideo:
+    return UnreadableVideo(f"reading the video failed: {failure}")
 
 
 # -- boxes ------------------------------------------------------------------------------------------------------------
@@ -204,9 +217,10 @@ def open_video(source: Source, limits: DecodeLimits, watch: Watch) -> Iterator[O
 
     Raises UnreadableVideo, LimitExceeded, or DecodeCancelled.
     """
-    _check_size(source, limits)
-    extent = whole_extent(source, watch)
-    source.seek(0)
+    with _read_by_us():
+        _check_size(source, limits)
+        extent = whole_extent(source, watch)
+        source.seek(0)
     reader = WatchedReader(source, extent.length, watch)
     options = {
         "format_whitelist": ",".join(CONTAINERS[limits.formats]),
@@ -221,7 +235,8 @@ def open_video(source: Source, limits: DecodeLimits, watch: Watch) -> Iterator[O
         reader.check()
         if isinstance(failure, LACK_OF_MEMORY):
             raise LimitExceeded(LACKED_MEMORY) from failure
-        raise _why_not_opened(source, reader, options, limits.formats) from failure
+        with _read_by_us():
+            raise _why_not_opened(source, reader, options, limits.formats) from failure
     with container:
         reader.check()
         video = OpenVideo(container, _pick_stream(container, limits), reader, extent.is_cut)

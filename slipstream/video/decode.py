@@ -77,10 +77,10 @@ class FrameBuffer:
     """What upright frames are resized to, once, from the size that they have."""
     max_pixels: int
     """Where any size is wanted: larger frames are scaled down to this."""
-    capacity: int
-    """Most frames that will be kept."""
+    num_asked: int
+    """Most frames that are kept."""
     num_expected: int
-    """As many as the container promises, by which some models choose the size."""
+    """As many as the container promises, by which some models choose the size; there are no more of that size."""
     allocate: Allocate = on_heap
     pixel_aspect: Fraction | None = None
     """How much wider than high the container says that pixels are."""
@@ -98,8 +98,16 @@ class FrameBuffer:
     def __len__(self) -> int:
         return len(self.times_s)
 
+    @property
+    def capacity(self) -> int:
+        """Frames that there is room for: few may be large, where a model has bounds for a whole video."""
+        return self.num_expected if self.size.frames_per_step else self.num_asked
+
     def append(self, time_s: float, frame: VideoFrame) -> None:
-        """Convert and keep one frame. Raises what libav raises for a picture that it cannot convert."""
+        """Convert and keep one frame; one more than there is room for is dropped. Raises what libav raises for a
+        picture that it cannot convert, and what `FrameSize.of` does."""
+        if len(self) == self.capacity:
+            return
         size = (frame.width, frame.height)
         if not self.times_s:
             self.source_size = size
@@ -323,6 +331,8 @@ class _Sampler:
             for time_s, frame in pick_frames(frames, FramePicker(times_s)):
                 try:
                     kept.append(time_s, frame)
+                except InvalidRequest:  # of a sound picture that the model does not take
+                    raise
                 except Exception as failure:  # a damaged picture that cannot be converted
                     damage.add(failure)
                 if self.on_progress is not None:

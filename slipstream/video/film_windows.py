@@ -14,7 +14,7 @@ import numpy as np
 from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 
-from slipstream.errors import LimitExceeded, SlipstreamError, UnreadableVideo
+from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError, UnreadableVideo
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.video.container import Source, Watch, open_video
 from slipstream.video.damage import DamageCount, FilmDamage
@@ -231,6 +231,8 @@ class _WindowSampler:
                 for time_s, frame in pick_frames((timed for _, timed in of_window), picker):
                     try:
                         buffers[window].append(time_s, frame)
+                    except InvalidRequest:  # of a sound picture that the model does not take
+                        raise
                     except Exception as failure:  # a damaged picture that cannot be converted
                         damage.add(failure)
                         continue

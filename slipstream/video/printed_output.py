@@ -38,6 +38,9 @@ class PrintedOutput:
             return
         if not data:
             self._stop_reading()
+        if self._num_lines >= MAX_LINES:
+            self._unfinished = b""
+            return
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
         self._unfinished = self._unfinished[:_READ_BYTES]
         for line in lines:
@@ -48,7 +51,7 @@ class PrintedOutput:
             self._loop.remove_reader(self._read_end)
 
     def _log(self, line: bytes) -> None:
-        if line.strip() and self._num_lines < MAX_LINES:
-            self._num_lines += 1
+        self._num_lines += 1
+        if line.strip() and self._num_lines <= MAX_LINES:
             line_text = printable(line.decode(errors="replace"))
             get_logger().warning(f"{self._kind}.printed", line=line_text, **{self._kind: self._pid})

@@ -20,7 +20,8 @@ SLOW_SHARE = 0.5
 MOST_PASSES = 8
 """How often a decoder may be given as many bytes as the film has, whichever they are: a sound one goes through a film
 four times at most, and a store asks money for each byte."""
-LEAST_GIVEN = 8 * 1024**2
+LEAST_GIVEN, LEAST_CHARGED = 8 * 1024**2, 1024
+"""Bytes that any decoder may be given, and as how many the smallest question counts."""
 
 ReadRange = Callable[[int, int], Awaitable[bytes]]
 """The bytes from the first number to the second, which is behind the last. Raises SlipstreamError."""
@@ -94,15 +95,26 @@ class _Answers:
     async def run(self) -> None:
         """Until the decoder hangs up, asks for what is not there, or the film cannot be read."""
         facts = json.dumps({"num_bytes": self._film.num_bytes, "media": self._film.media}).encode()
-        with suppress(OSError):  # the decoder is gone, which who waits for it will see
-            await self._give(facts)
-            while question := await self._question():
-                start, num_bytes = question
-                self._bytes_left -= num_bytes
-                if num_bytes > MOST_ASKED or start + num_bytes > self._film.num_bytes or self._bytes_left < 0:
-                    get_logger().error("decoder.bad_question", start=start, num_bytes=num_bytes)
-                    return
-                await self._answer(start, num_bytes)
+        try:
+            with suppress(OSError):  # the decoder is gone, which who waits for it will see
+                await self._give(facts)
+                while (question := await self._question()) and self._may_ask(*question):
+                    await self._answer(*question)
+                    await asyncio.sleep(0)  # what is at hand is given without a wait, and others have this loop, too
+        except Exception as error:
+            get_logger().exception("decoder.not_answered")
+            self.failure = ObjectUnavailable(f"the video could not be read: {error}")
+        finally:
+            with suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)  # a decoder that waits for bytes hears that none will come
+
+    def _may_ask(self, start: int, num_bytes: int) -> bool:
+        self._bytes_left -= max(num_bytes, LEAST_CHARGED)
+        is_there = 0 < num_bytes <= MOST_ASKED and start + num_bytes <= self._film.num_bytes
+        if not is_there or self._bytes_left < 0:
+            get_logger().error("decoder.bad_question", start=start, num_bytes=num_bytes)
+            return False
+        return True
 
     async def _answer(self, start: int, num_bytes: int) -> None:
         self._waiting_since = self._loop.time()

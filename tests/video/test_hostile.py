@@ -181,10 +181,14 @@ class SlowSource(io.BytesIO):
 
 
 class FailingSource(io.BytesIO):
-    """A disk that fails once libav reads."""
+    """A disk that fails at the first read of more than so many bytes: libav's are large, those of a head are not."""
+
+    def __init__(self, content: bytes, most: int) -> None:
+        super().__init__(content)
+        self._most = most
 
     def read(self, size: int | None = -1) -> bytes:
-        if size and size > 1000:
+        if size and size > self._most:
             raise OSError("disk on fire")
         return super().read(size)
 
@@ -196,9 +200,10 @@ def test_a_slow_source_times_out() -> None:
     assert time.monotonic() - started_s < 30
 
 
-def test_a_failing_source_is_named() -> None:
+@pytest.mark.parametrize("most", [1000, 8])
+def test_a_failing_source_is_named(most: int) -> None:
     with pytest.raises(UnreadableVideo, match="disk on fire"):
-        sample_video(FailingSource(make_clip(CLIP)), 8, LIMITS)
+        sample_video(FailingSource(make_clip(CLIP), most), 8, LIMITS)
 
 
 @pytest.fixture

@@ -4,7 +4,9 @@ import asyncio
 import io
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -20,7 +22,8 @@ from slipstream.video.decode import sample_video
 from slipstream.video.film_windows import plan_segments, plan_shots, sample_windows
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.pool import DecodePool
-from slipstream.video.ranged_film import RangedFilm, media_of
+from slipstream.video.ranged_film import LEAST_CHARGED, LEAST_GIVEN, MOST_PASSES, RangedFilm, media_of, served
+from slipstream.video.ranged_wire import ASKED, GIVEN, MOST_ASKED
 from tests.support.clip_kinds import CLIPS, OLD_CLIPS
 from tests.support.films import make_noise_film
 from tests.support.media import make_clip
@@ -166,6 +169,56 @@ async def test_other_errors_are_those_of_the_file(pool: DecodePool) -> None:
             await strict.sample(await Bytes(b"\1" * 5000).film(), 1)
     finally:
         strict.close()
+
+
+@pytest.mark.parametrize("question", [(0, 0), (9, 2), (0, 2 * MOST_ASKED), (2**63, 1)])
+async def test_a_question_that_no_sound_decoder_asks_ends_the_talk(question: tuple[int, int]) -> None:
+    film = await Bytes(b"\1" * 10).film()
+    async with served(film, 60.0) as descriptor, talk(descriptor) as (reader, writer):
+        writer.write(ASKED.pack(*question))
+        assert await reader.read() == b""
+
+
+async def test_small_questions_are_bounded_and_leave_the_loop_to_others() -> None:
+    """What is at hand already is given without a wait, so a captured decoder could keep the loop for itself."""
+
+    async def at_hand(start: int, end: int) -> bytes:
+        return b"\1" * (end - start)
+
+    film, turns = RangedFilm(10, at_hand, (), ""), 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with served(film, 60.0) as descriptor, talk(descriptor) as (reader, writer):
+        counting = asyncio.create_task(others())
+        writer.write(ASKED.pack(0, 1) * 10**5)
+        answers = await reader.read()
+        counting.cancel()
+    num_answers = len(answers) // (GIVEN.size + 1)
+    most = (MOST_PASSES * film.num_bytes + LEAST_GIVEN) // LEAST_CHARGED
+    assert num_answers == most and turns >= num_answers
+
+
+async def test_a_fault_of_this_process_is_no_fault_of_the_film(pool: DecodePool) -> None:
+    async def broken(start: int, end: int) -> bytes:
+        raise KeyError("nobody foresaw this")
+
+    with pytest.raises(ObjectUnavailable, match="could not be read"):
+        await pool.sample(RangedFilm(5000, broken, (), ""), 1)
+
+
+@asynccontextmanager
+async def talk(descriptor: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A decoder's end of the socket, behind the film's facts."""
+    reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=os.dup(descriptor)))
+    (num_bytes,) = GIVEN.unpack(await reader.readexactly(GIVEN.size))
+    await reader.readexactly(num_bytes)
+    yield reader, writer
+    writer.close()
 
 
 # -- boxes ------------------------------------------------------------------------------------------------------------
