@@ -28,7 +28,7 @@ from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
-from slipstream.documents.messages import DocumentFacts, DocumentLimits
+from slipstream.documents.messages import DocumentFacts
 from slipstream.documents.pages import first_ranges, page_ranges
 from slipstream.documents.reading import PAGE_OPTIONS, DocumentOptions, PageReading
 from slipstream.errors import InvalidConfig, LimitExceeded, ReaderUnavailable, SlipstreamError, UnreadableDocument
@@ -142,8 +142,10 @@ class DocumentRunner:
         options = job.page_options(batch).over(PAGE_OPTIONS)
         async with self._models.slots:
             plan = await self._models.plan(lease, options)
-            async with opened(self._captioner.media, job.source, plan.owner, whole=True) as file:
-                content = await _read(file)
+            most_bytes = self._config.max_document_bytes
+            media = self._captioner.media
+            async with opened(media, job.source, plan.owner, whole=True, most_bytes=most_bytes) as file:
+                content = await _read(file, most_bytes)
             check_digest(job.sha256, content.sha256)
             peers = self._captioner.peers
             assert peers.target.model is not None, "the target has been asked"
@@ -199,9 +201,8 @@ class DocumentRunner:
         return data
 
 
-async def _read(file: VideoFile) -> _Content:
+async def _read(file: VideoFile, limit: int) -> _Content:
     """Raises `LimitExceeded`, and `UnreadableDocument` for one that cannot be read to its end."""
-    limit = DocumentLimits.max_bytes
     if file.num_bytes > limit:
         raise LimitExceeded(f"a document has at most {limit} bytes here; this one has {file.num_bytes}")
     data = bytearray()

@@ -146,12 +146,16 @@ class CoRunners:
 
 
 @contextlib.asynccontextmanager
-async def opened(media: Media, source: str, owner: str, *, whole: bool = False) -> AsyncIterator[VideoFile]:
+async def opened(
+    media: Media, source: str, owner: str, *, whole: bool = False, most_bytes: int = 0
+) -> AsyncIterator[VideoFile]:
     """The file of an item. Raises what `Media.open_source` does, and `RetryLater` for a host or store that fails, also
     while the file is in use."""
     async with contextlib.AsyncExitStack() as stack:
         try:
-            file = await stack.enter_async_context(media.open_source(source, owner=owner, whole=whole))
+            file = await stack.enter_async_context(
+                media.open_source(source, owner=owner, whole=whole, most_bytes=most_bytes)
+            )
         except ServiceUnavailable as error:  # the host it is fetched from, which may never come back
             raise RetryLater(str(error), counted=True) from error
         try:

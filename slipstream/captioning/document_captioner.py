@@ -145,7 +145,7 @@ class DocumentCaptioner:
         """The document's file. Raises what `Media.open` and `Media.open_source` raise, and LimitExceeded."""
         media, limit = self._captioner.media, self._config.max_document_bytes
         if plan.path:
-            opened = media.open_source(plan.path, owner=plan.owner, whole=True)
+            opened = media.open_source(plan.path, owner=plan.owner, whole=True, most_bytes=limit, counts=True)
         else:
             opened = media.open("", _bounded(upload, limit), owner=plan.owner)
         async with opened as source:

@@ -163,8 +163,12 @@ class Fetcher:
     async def _connect(self, url: Url, addresses: list[str]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """To the first address that answers; the certificate is checked for the name."""
         for address in addresses[:-1]:
-            with contextlib.suppress(ConnectionError, TimeoutError):
+            try:
                 return await self._connect(url, [address])
+            except ssl.SSLError:  # it has answered
+                raise
+            except OSError:  # refused, unreachable, or too slow
+                continue
         async with asyncio.timeout(CONNECT_S):
             return await asyncio.open_connection(addresses[-1], url.port, ssl=self._context(), server_hostname=url.host)
 

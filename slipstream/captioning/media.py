@@ -16,7 +16,7 @@ from typing import BinaryIO, cast
 
 from slipstream.budget import Admission, Countdown, Memory, host_budget
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.fetch import Fetcher
+from slipstream.captioning.fetch import Fetcher, Sink
 from slipstream.captioning.object_sources import ObjectSources
 from slipstream.errors import LimitExceeded, Overloaded, SlipstreamError, UnreadableVideo, VideoNotFound
 from slipstream.frame_size import ANY_SIZE, FrameSize
@@ -89,7 +89,7 @@ class VideoBuffer:
         ServiceUnavailable when the disk hangs."""
         self._size += len(data)
         if self._size > self._max_bytes:
-            raise LimitExceeded(f"the video is larger than this server's limit of {self._max_bytes} bytes")
+            raise LimitExceeded(f"the file is larger than this server's limit of {self._max_bytes} bytes")
         if self._in_memory and self._size <= IN_MEMORY_BYTES:
             self._write(data)
         else:
@@ -192,9 +192,8 @@ class Media:
         """The video file: below one of the owner's roots if a path was given, else received chunk by chunk."""
         self._pool.prepare()
         if path and is_remote_object(path):
-            with self._uploads.held():
-                async with self._delivered(path, owner) as source:
-                    yield source
+            async with self._delivered(path, owner, counts=True) as source:
+                yield source
             return
         if path:
             async with self._open_path(path, owner) as source:
@@ -209,16 +208,22 @@ class Media:
             yield await upload.finished()
 
     @contextlib.asynccontextmanager
-    async def open_source(self, source: str, *, owner: str = "", whole: bool = False) -> AsyncIterator[VideoFile]:
-        """The video file of an archive item: a path below one of its owner's roots, an https address of an allowed
-        host, or an object, which is read by ranges where that is possible and not all of it is needed (`whole`).
+    async def open_source(
+        self, source: str, *, owner: str = "", whole: bool = False, most_bytes: int = 0, counts: bool = False
+    ) -> AsyncIterator[VideoFile]:
+        """The file of an archive item: a path below one of its owner's roots, an https address of an allowed host, or
+        an object, which is read by ranges where that is possible and not all of it is needed (`whole`).
 
-        Raises what `open_video_path`, `Fetcher.fetch` and `ObjectSources.find` raise, and ServiceUnavailable when a
-        file system hangs.
+        `most_bytes`: that are fetched; 0: as many as a video may have. `counts`: among what its owner uploads, as what
+        is fetched for a caller who waits does; the archive's own places bound what is fetched for its jobs.
+
+        Raises what `open_video_path`, `Fetcher.fetch` and `ObjectSources.open` raise, ServiceUnavailable when a file
+        system hangs, and Overloaded for more than is taken of one owner, or of all.
         """
         self._pool.prepare()
         is_path = "://" not in source or source.startswith("file:///")
-        async with self._open_path(source, owner) if is_path else self._delivered(source, owner, whole) as file:
+        delivered = partial(self._delivered, whole=whole, most_bytes=most_bytes, counts=counts)
+        async with self._open_path(source, owner) if is_path else delivered(source, owner) as file:
             yield file
 
     async def sample(
@@ -332,14 +337,35 @@ class Media:
             source.files.close(source)
 
     @contextlib.asynccontextmanager
-    async def _delivered(self, source: str, owner: str, whole: bool = False) -> AsyncIterator[VideoFile]:
-        with VideoBuffer(self._config.max_video_bytes, self._temporary) as download:
+    async def _delivered(
+        self, source: str, owner: str, *, whole: bool = False, most_bytes: int = 0, counts: bool = False
+    ) -> AsyncIterator[VideoFile]:
+        """See `open_source`. A film that is read by ranges holds its place among uploads to its end."""
+        most_bytes = most_bytes or self._config.max_video_bytes
+        with VideoBuffer(most_bytes, self._temporary) as download, contextlib.ExitStack() as places:
+            sink: Sink = download
             film = None
+            if counts:
+                places.enter_context(self._uploads.held())
+                sink = _Counted(download, places.enter_context(self._upload_bytes.held(0)))
             if is_remote_object(source):
-                film = await self._objects.open(source, owner, download, whole=whole)
+                film = await self._objects.open(source, owner, sink, whole=whole, most_bytes=most_bytes)
             else:
-                await self._fetcher.fetch(source, download)
+                await self._fetcher.fetch(source, sink)
             yield VideoFile(film, film.num_bytes, self._temporary) if film else await download.finished()
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """Takes places for bytes before it passes them on."""
+
+    download: VideoBuffer
+    take: Callable[[int], None]
+
+    async def write(self, data: bytes) -> None:
+        """Raises what either of them does."""
+        self.take(len(data))
+        await self.download.write(data)
 
 
 async def _find(path: str, roots: Mapping[Path, FileThreads]) -> VideoFile:

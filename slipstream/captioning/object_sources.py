@@ -32,8 +32,6 @@ class ObjectOptions(Protocol):
     @property
     def object_timeout_s(self) -> float: ...
     @property
-    def max_video_bytes(self) -> int: ...
-    @property
     def max_ranged_bytes(self) -> int: ...
     @property
     def url_timeout_s(self) -> float: ...
@@ -51,21 +49,21 @@ class ObjectSources:
         for root in self._roots:
             self._stores.of(root)
 
-    async def open(self, source: str, owner: str, sink: Sink, *, whole: bool) -> RangedFilm | None:
-        """The object as a film that need not be fetched; None once it was written to `sink` as a whole.
+    async def open(self, source: str, owner: str, sink: Sink, *, whole: bool, most_bytes: int) -> RangedFilm | None:
+        """The object as a film that need not be fetched; None once it was written to `sink` as a whole, of at most so
+        many bytes.
 
         Raises:
             InvalidRequest: it is no address of an object, or this gateway opens none.
             PermissionDenied: it is below none of the owner's roots, or the store does not let this gateway read it.
-            LimitExceeded: it is larger than what is read by ranges may be, or, to be fetched whole, than a video may.
+            LimitExceeded: it is larger than what is read by ranges may be, or has to be fetched whole and is larger.
             ObjectNotFound, ObjectChanged, ObjectUnavailable: what the store says, also of one that is too slow.
         """
         reader = await self._find(source, owner)
         film = None if whole else await self._by_ranges(reader)
         if film is None:
-            limit = self._options.max_video_bytes
-            if reader.facts.num_bytes > limit:
-                raise _too_large(reader.facts, limit, "an object that has to be fetched whole")
+            if reader.facts.num_bytes > most_bytes:
+                raise _too_large(reader.facts, most_bytes, "an object that has to be fetched whole")
             await self._fetch(reader, sink)
         return film
 

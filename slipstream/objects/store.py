@@ -61,7 +61,9 @@ class ObjectUrl:
         if scheme == "file":
             if not rest.startswith("/"):
                 raise InvalidRequest(f"{text!r} names a host; a file on this machine is file:///PATH")
-            return cls("file://", rest.strip("/"))
+            return cls("file://", "/".join(filter(None, rest.split("/"))))
+        if "//" in rest:
+            raise InvalidRequest(f"{text!r} has a step without a name (`//`), with which no object can be asked for")
         parts = rest.split("/", 2 if scheme == "az" else 1)
         bucket, key = parts[: 2 if scheme == "az" else 1], parts[2 if scheme == "az" else 1 :]
         if not all(bucket) or (scheme == "az" and len(bucket) < 2):
@@ -201,6 +203,8 @@ def told(url: ObjectUrl, whose: str) -> Iterator[None]:
         raise _not_opened(url, whose) from None
     except (theirs.BaseError, OSError) as error:
         raise _by_status(error, url, whose) from None
+    except ValueError as error:
+        raise InvalidRequest(f"{url} is no key that can be asked for: {_first_line(error)}") from None
 
 
 def _by_status(error: Exception, url: ObjectUrl, whose: str) -> SlipstreamError:

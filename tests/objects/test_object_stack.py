@@ -99,6 +99,7 @@ async def test_a_file_may_be_named_as_an_address_below_the_video_roots_alone(
         ("gs://films/shown/a.mp4", "PERMISSION_DENIED", "--object-roots"),
         ("s3://films/shown/../hidden/a.mp4", "INVALID_ARGUMENT", "own key"),
         ("s3://", "INVALID_ARGUMENT", "no bucket"),
+        ("s3://films/shown//a.mp4", "INVALID_ARGUMENT", "a step without a name"),
     ],
 )
 async def test_what_is_not_there_or_not_for_callers_is_refused(

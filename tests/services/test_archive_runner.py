@@ -69,7 +69,7 @@ class FakeCaptioner:
         pass
 
     @contextlib.asynccontextmanager
-    async def open_source(self, source: str, owner: str, whole: bool = False) -> AsyncIterator[BinaryIO]:
+    async def open_source(self, source: str, owner: str, **wanted: Any) -> AsyncIterator[BinaryIO]:
         yield io.BytesIO(source.encode())
 
     async def sample(
@@ -246,7 +246,7 @@ async def test_a_host_that_fails_is_counted_and_a_decoder_that_is_away_is_not(
     """A host may never come back; decoders do, and the worker gives their jobs back uncounted."""
 
     @contextlib.asynccontextmanager
-    async def away(source: str, owner: str, whole: bool) -> AsyncIterator[BinaryIO]:
+    async def away(source: str, owner: str, **wanted: Any) -> AsyncIterator[BinaryIO]:
         raise ServiceUnavailable("fetching from videos.example failed")
         yield
 

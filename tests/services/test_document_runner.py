@@ -84,7 +84,7 @@ class FakeCaptioner:
         pass
 
     @contextlib.asynccontextmanager
-    async def open_source(self, source: str, owner: str, whole: bool = False) -> AsyncIterator[VideoFile]:
+    async def open_source(self, source: str, owner: str, **wanted: Any) -> AsyncIterator[VideoFile]:
         with os.fdopen(os.memfd_create("document"), "w+b") as file:
             file.write(DATA)
             file.flush()

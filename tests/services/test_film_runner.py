@@ -76,7 +76,7 @@ class FakeMedia:
         return "ab" * 32, 12
 
     @contextlib.asynccontextmanager
-    async def open_source(self, source: str, owner: str, whole: bool = False) -> AsyncIterator[VideoFile]:
+    async def open_source(self, source: str, owner: str, **wanted: Any) -> AsyncIterator[VideoFile]:
         with os.fdopen(os.memfd_create("film"), "w+b") as file:
             yield VideoFile(file, 12, FileThreads())
 

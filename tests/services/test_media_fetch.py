@@ -5,11 +5,14 @@ A real TLS server listens on two loopback addresses: 127.0.0.2 plays a public on
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -210,7 +213,18 @@ async def test_a_name_that_changes_its_address_gets_nobody_inside(site: Site) ->
     assert INNER not in site.hits
 
 
-async def test_the_next_address_is_tried_when_one_does_not_answer(site: Site) -> None:
+@pytest.mark.parametrize("number", [errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT])
+async def test_the_next_address_is_tried_when_one_does_not_answer(
+    site: Site, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    connect = asyncio.open_connection
+
+    async def connected(host: str, port: int, **options: Any) -> Any:
+        if host != PUBLIC:
+            raise OSError(number, os.strerror(number))
+        return await connect(host, port, **options)
+
+    monkeypatch.setattr(asyncio, "open_connection", connected)
     site.addresses = [["127.0.0.3", PUBLIC]]
     fetcher = Fetcher([(NAME, site.port)], 10**7, 5.0, tls=site.fetcher()._tls, resolve=site.resolve, is_allowed=bool)
     sink = Received()
