@@ -15,7 +15,7 @@ from slipstream.engine.prefix_cache import ByteLru, frames_digest
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import Prefill, VideoLM
 from slipstream.errors import ProtocolViolation, SlipstreamError
-from slipstream.pruning import Guidance, VideoTokens, get_pruner, num_kept, prune
+from slipstream.pruning import Guidance, VideoTokens, get_pruner, prune
 from slipstream.sampling.sampler import DraftSampler
 from slipstream.session_messages import DraftStart, DraftTokens
 from slipstream.speculation.methods import check_positions
@@ -72,14 +72,14 @@ class DraftEngine:
         """Gives a session a place; its frames, if it has any, may come after `admit`. Raises for unknown names, a
         prompt that does not fit, or when there is no room: nobody waits for a draft, as the caption goes on without
         one."""
-        get_pruner(request.pruner)
+        pruner = get_pruner(request.pruner)
         check_positions(request.positions)
         growth = checked_growth(request)
-        num_kept(1, request.alpha)
+        pruner.num_kept(1, request.alpha)
         plan = await plan_session(self.model, request, num_frames, frame_size)
         if any(token >= self.model.info.vocab_size for token in join.committed):
             raise ProtocolViolation("a committed token is outside the vocabulary")
-        num_video_tokens = num_kept(plan.num_video_tokens, request.alpha)
+        num_video_tokens = pruner.num_kept(plan.num_video_tokens, request.alpha)
         num_tokens = plan.num_tokens - plan.num_video_tokens + num_video_tokens + len(join.committed)
         line = DraftLine(join.epoch, join.write_until, join.first_chunk, list(join.committed))
         width = min(self.model.info.vocab_size, request.vocab_size or self.model.info.vocab_size)

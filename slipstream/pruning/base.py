@@ -60,7 +60,7 @@ class Keep(Protocol):
     """Chooses video tokens to keep."""
 
     def __call__(self, video: VideoTokens, num_keep: int, scores: Tensor | None, seed: int) -> Tensor:
-        """Indices of the tokens to keep: int64, ascending, `num_keep` of them (one that keeps all or none ignores it).
+        """Indices of the tokens to keep: int64, ascending, `num_keep` of them.
 
         The same arguments give the same answer on every machine.
 
@@ -78,6 +78,13 @@ class Pruner:
     score: Score | None
     """What guidance it needs; None: it asks nobody."""
     keep: Keep
+    alpha: float | None = None
+    """The share that it prunes, whatever is asked; None: as is asked."""
+
+    def num_kept(self, num_video_tokens: int, alpha: float) -> int:
+        """Of so many tokens, when this share is to be pruned. Raises what `num_kept` does."""
+        asked = num_kept(num_video_tokens, alpha)
+        return asked if self.alpha is None else num_kept(num_video_tokens, self.alpha)
 
 
 def num_kept(num_video_tokens: int, alpha: float) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from slipstream.errors import InvalidRequest
-from slipstream.pruning.base import Guidance, Pruner, VideoTokens, num_kept
+from slipstream.pruning.base import Guidance, Pruner, VideoTokens
 from slipstream.pruning.unguided import evenly
 from slipstream.speculation.methods import PRUNER_SPECS, GuidanceKind, Score
 
@@ -146,7 +146,7 @@ def get_pruner(name: str) -> Pruner:
     spec = PRUNER_SPECS.get(name)
     if spec is None:
         raise InvalidRequest(f"unknown pruner {name!r}; known: {', '.join(PRUNER_SPECS)}")
-    return Pruner(spec.name, spec.score, resolve_name(spec.keep))
+    return Pruner(spec.name, spec.score, resolve_name(spec.keep), spec.alpha)
 
 
 def prune(pruner: Pruner, video: VideoTokens, alpha: float, *, guidance: Guidance | None, seed: int = 0) -> Tensor:
@@ -155,7 +155,7 @@ def prune(pruner: Pruner, video: VideoTokens, alpha: float, *, guidance: Guidanc
     Raises:
         InvalidRequest: alpha out of range, or guidance that is missing or of another number of tokens.
     """
-    num_keep = num_kept(video.num_tokens, alpha)
+    num_keep = pruner.num_kept(video.num_tokens, alpha)
     if pruner.score is None:
         return pruner.keep(video, num_keep, None, seed)
     num_guided = guidance.num_video_tokens if guidance is not None else 0

@@ -35,14 +35,10 @@ def keep_first_and_latest(video: VideoTokens, num_keep: int, scores: Tensor | No
     return torch.cat([torch.arange(num_first), last])
 
 
-def keep_all(video: VideoTokens, num_keep: int, scores: Tensor | None, seed: int) -> Tensor:
-    """Every token, whatever share was to be pruned."""
-    return torch.arange(video.num_tokens)
-
-
-def keep_none(video: VideoTokens, num_keep: int, scores: Tensor | None, seed: int) -> Tensor:
-    """No video token: the draft knows the text alone (ParallelVLM's OnSD)."""
-    return torch.arange(0)
+def keep_first(video: VideoTokens, num_keep: int, scores: Tensor | None, seed: int) -> Tensor:
+    """The first ones, of pruners that keep every token, or no video token: then the draft knows the text alone
+    (ParallelVLM's OnSD)."""
+    return torch.arange(num_keep)
 
 
 def evenly(num_tokens: int, num_keep: int) -> Tensor:

@@ -66,6 +66,8 @@ class PrunerSpec:
     keep: str
     score: Score | None = None
     """None: it needs no guidance."""
+    alpha: float | None = None
+    """The share that it prunes, whatever is asked; None: as is asked."""
 
 
 _PRUNERS = (
@@ -81,8 +83,8 @@ _PRUNERS = (
     PrunerSpec("window", "slipstream.pruning.unguided:keep_first_and_latest"),
     PrunerSpec("dycoke", "slipstream.pruning.unguided:keep_changed_tokens"),
     PrunerSpec("fastvid", "slipstream.pruning.unguided:keep_changed_frames"),
-    PrunerSpec("none", "slipstream.pruning.unguided:keep_all"),
-    PrunerSpec("all", "slipstream.pruning.unguided:keep_none"),
+    PrunerSpec("none", "slipstream.pruning.unguided:keep_first", alpha=0.0),
+    PrunerSpec("all", "slipstream.pruning.unguided:keep_first", alpha=1.0),
 )
 PRUNER_SPECS = {spec.name: spec for spec in _PRUNERS}
 PRUNERS = tuple(PRUNER_SPECS)

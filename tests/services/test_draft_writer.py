@@ -55,11 +55,13 @@ async def running(model: VideoLM, **limits: int) -> AsyncIterator[DraftEngine]:
         await asyncio.to_thread(thread.close)
 
 
-async def opened(engine: DraftEngine, num_frames: int, join: JoinPoint = FROM_THE_START, **asked: Any) -> DraftSession:
+async def opened(
+    engine: DraftEngine, num_frames: int, join: JoinPoint = FROM_THE_START, pruner: str = "uniform", **asked: Any
+) -> DraftSession:
     request = DraftStart(
         session_id="s",
         prompt="Describe the video.",
-        pruner="uniform",
+        pruner=pruner,
         alpha=0.5,
         positions="original",
         guidance="scores",
@@ -178,6 +180,13 @@ async def test_the_end_of_a_session_ends_its_line_and_frees_its_place(model: Vid
         assert session.work.state.kv_bytes == 0
         assert engine.admission.num_admitted == 1
         assert len(await line(engine, other, NUM_TOKENS)) == NUM_TOKENS
+
+
+@pytest.mark.parametrize("pruner", ["none", "all", "random"])
+async def test_what_a_pruner_keeps_is_counted_whatever_share_is_asked(model: VideoLM, pruner: str) -> None:
+    async with running(model) as engine:
+        session = await started(engine, some_frames(64), pruner=pruner)
+        assert session.work.state.kv_bytes == engine.admission.used_bytes
 
 
 async def test_a_draft_that_joins_late_holds_what_was_counted_for_it(model: VideoLM) -> None:
