@@ -216,4 +216,6 @@ def _settings(plan: CaptionPlan) -> tuple[object, ...]:
     """Of an option, what decides how a draft does. Captions that share all of it share what they measure."""
     options, method, sampling = plan.options, plan.method, plan.sampling
     context = (method.name, method.shape, options.pruner, round(options.alpha, 1), options.positions)
-    return (*context, method.policy, method.gamma, options.max_window, round(sampling.temperature, 1))
+    drawn = () if sampling.greedy else (sampling.rule, sampling.top_k, sampling.top_p)
+    choice = (round(sampling.temperature, 1), sampling.repetition_penalty, *drawn)
+    return (*context, method.policy, method.gamma, options.max_window, *choice)

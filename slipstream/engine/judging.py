@@ -54,7 +54,9 @@ class WindowJudge:
             judgement, _ = await session.work.run(partial(_first_judgement, session), Lane.DECODE)
             yield judgement
             return
-        passes = _Passes(session, self._batcher, request, self._longest_window, self._costs)
+        passes = _Passes(
+            session, self._batcher, request, self._longest_window, self._model.info.max_context, self._costs
+        )
         if request.self_draft:
             await session.work.run(passes.begin_drafting, Lane.DECODE)
         else:
@@ -76,6 +78,8 @@ class _Passes:
     batcher: StepBatcher
     request: JudgeRequest
     longest_window: int | None
+    max_context: int
+    """Positions that the model knows."""
     costs: WindowCosts
 
     def __post_init__(self) -> None:
@@ -90,7 +94,7 @@ class _Passes:
     def begin(self) -> None:
         """Hands in the first pass."""
         if self.request.tree is not None:
-            tree, self._nodes = self.request.tree.shallow(self._room)
+            tree, self._nodes = self.request.tree.shallow(self._room, self._room_for_nodes)
             self._judge(JudgeRequest(tree.token_ids if tree else (), tree=tree))
         else:
             window = self.request.window[: self._room][: self.longest_window]
@@ -118,8 +122,16 @@ class _Passes:
 
     @property
     def _room(self) -> int:
-        """Tokens that can be committed beside the pass's own; more would not fit the context either."""
-        return self.session.rule.max_new_tokens - len(self.session.committed) - 1
+        """Tokens that can be committed beside the pass's own, and have a position in the context."""
+        left = self.session.rule.max_new_tokens - len(self.session.committed) - 1
+        return max(0, min(left, self.max_context - self.session.work.state.next_position - 1))
+
+    @property
+    def _room_for_nodes(self) -> int:
+        """Of a tree, beside the last committed token: a cache that grows copies a whole video's rows, and takes memory
+        that nobody has counted. There is room for at least as many nodes as can be committed."""
+        cache = self.session.work.state.cache
+        return max(0, cache.capacity - cache.length - 1)
 
     def _draft(self, drafter: LocalDrafter, window: tuple[int, ...] = ()) -> None:
         """Has the next window drafted, which is then judged; the given `window` is a part of it."""

@@ -91,6 +91,7 @@ class LineWriter:
     def _may_write(self, session: DraftSession) -> bool:
         """Carries out the session's orders, and says whether its line may go on."""
         if session.work.closed:
+            self._most_ahead = math.inf  # it may have been the one of which the model refused
             return False
         try:
             while session.orders:

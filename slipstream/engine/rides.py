@@ -73,9 +73,10 @@ class Rides:
 
     def next_ride(self, num_rows: int, *, beside_people: bool) -> Ride | None:
         """What a pass over so many rows is to carry; see `RidePlanner.next_counts`."""
-        if not self._prompts:
+        prompt = self._first()
+        if prompt is None:
             return None
-        prefill = self._prompts[0].prefill
+        prefill = prompt.prefill
         counts = self._planner.next_counts(num_rows, prefill.num_done, prefill.num_rows, beside_people=beside_people)
         return Ride(prefill, counts) if counts.most else None
 
@@ -98,6 +99,12 @@ class Rides:
         if moved is not None:
             moved.end()
 
+    def _first(self) -> RidingPrompt | None:
+        """Whose rows are next. One whose rows have all run may be here until its session takes note of it."""
+        while self._prompts and self._prompts[0].prefill.is_done:
+            self._prompts.pop(0)
+        return self._prompts[0] if self._prompts else None
+
     def _queue_alone(self) -> None:
         if self._prompts and not self._is_queued:
             self._is_queued = True
@@ -106,8 +113,8 @@ class Rides:
     def _run_alone(self) -> None:
         """The job: a chunk of the first prompt."""
         self._is_queued = False
-        if self._prompts:
-            prompt = self._prompts[0]
+        prompt = self._first()
+        if prompt is not None:
             prefill, started = prompt.prefill, time.perf_counter()
             counts = alone_counts(prefill.num_done, prefill.num_rows)
             try:

@@ -77,8 +77,8 @@ class TargetSession:
 
 
 def headroom_of(request: TargetStart) -> int:
-    """Rows that the session's cache is to have behind the prompt: for the answer, and for a tree of hints behind it. A
-    tree of a draft's may need more at the end of a long answer; the cache grows for it."""
+    """Rows that the session's cache is to have behind the prompt: for the answer, and for a tree of hints behind it. Of
+    a draft's trees no more is judged than has room there."""
     return request.max_new_tokens + (request.hints.max_rows if request.hints is not None else 0)
 
 
@@ -181,10 +181,12 @@ class PromptPass:
         )
         embeddings.clear()
         self._cache = prefill.cache
-        self._riding = riding = rides.join(prefill)
         self._until_guidance_s += time.perf_counter() - started
+        yield StageProgress(PrefillStage.PREFILL, 0, num_layers)  # the frames are not needed any more
+        self._riding = riding = rides.join(prefill)
         video_states, num_told = None, 0
         while not prefill.is_done:
+            riding.check()  # its rows may have failed while its events were told
             yield riding
             riding.check()
             if video_states is None and self._keeps_states and prefill.num_done.first == prefill.num_rows:
@@ -194,6 +196,7 @@ class PromptPass:
                 num_told = num_run
                 yield StageProgress(PrefillStage.PREFILL, num_run, num_layers)
         rides.leave(riding)
+        self._riding = None  # it knows the prompt's hidden states, which nobody needs while the answer is written
         self._session.carried_share = riding.carried / prefill.work
         self._until_guidance_s += riding.spent_s[0]
         self._after_guidance_s += riding.spent_s[1]

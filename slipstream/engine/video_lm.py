@@ -294,12 +294,19 @@ class VideoLM:
 
     @contextmanager
     def _told_of(self, batch: Sequence[tuple[DecodeState, Window]]) -> Iterator[None]:
-        """Around a step, up to its wait: `on_pass` hears of it. Raises as `step` does."""
+        """Around a step, up to its wait: `on_pass` hears of it. Raises as `step` does; where something fails behind
+        the rows, such as the choice of tokens for want of memory, they are taken back, as who asked may ask again."""
         assert len({id(state) for state, _ in batch}) == len(batch), "a state can step once per pass"
         if any(end_of(state.next_position, window) > self.info.max_context for state, window in batch):
             raise LimitExceeded(f"the answer has reached the end of the context of {self.info.max_context} tokens")
-        started = time.perf_counter()
-        yield
+        started, before = time.perf_counter(), [state.num_tokens for state, _ in batch]
+        try:
+            yield
+        except Exception:
+            for (state, _), num_tokens in zip(batch, before, strict=True):
+                if state.num_tokens > num_tokens:
+                    state.rollback(num_tokens)
+            raise
         self.on_pass(len(batch), time.perf_counter() - started)
 
     def _run_step(self, batch: Sequence[tuple[DecodeState, Window]]) -> list[PassRows]:

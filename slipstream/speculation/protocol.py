@@ -84,9 +84,10 @@ class TokenTree:
             node = self.parents[node]
         return tuple(reversed(nodes))
 
-    def shallow(self, depth: int) -> tuple["TokenTree | None", tuple[int, ...]]:
-        """The tree without nodes at `depth` and below, None if none is left; and which nodes are left."""
-        kept = tuple(node for node in range(len(self)) if self.depths[node] < depth)
+    def shallow(self, depth: int, most: int | None = None) -> tuple["TokenTree | None", tuple[int, ...]]:
+        """The tree without nodes at `depth` and below, and of the others the first ones, at most so many; None if none
+        is left. And which nodes are left."""
+        kept = tuple(node for node in range(len(self)) if self.depths[node] < depth)[:most]
         if not kept:
             return None, ()
         places = {ROOT: ROOT} | {node: place for place, node in enumerate(kept)}

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.engine import DecodeState
+from slipstream.engine import DecodeState, video_lm
 from slipstream.engine import batcher as batcher_module
 from slipstream.engine import thread as threads
 from slipstream.engine.batcher import FRAMES_PER_BLOCK, Step, StepBatcher, encode_blocks, step_each
+from slipstream.engine.segments import GreedyRows, Window
 from slipstream.engine.thread import Lane
 from slipstream.errors import LimitExceeded, SessionGone
+from slipstream.speculation.protocol import ROOT, TokenTree
 from tests.engine.conftest import Pair, random_frames
 
 
@@ -231,6 +233,30 @@ def test_outcomes_keep_their_order(pair: Pair, sessions: list[Session]) -> None:
     batch = [(sessions[0].state, [5]), (sessions[1].state, too_long), (sessions[2].state, [6])]
     outcomes = step_each(pair.ours.step, batch)
     assert [type(outcome) for outcome in outcomes] == [torch.Tensor, LimitExceeded, torch.Tensor]
+
+
+@pytest.mark.parametrize("window", [(5, 6, 7), TokenTree((5, 6, 7), (ROOT, 0, 0))])
+def test_what_fails_behind_the_rows_leaves_no_row(
+    pair: Pair, sessions: list[Session], monkeypatch: pytest.MonkeyPatch, window: Window
+) -> None:
+    """Else each session's second try, alone, would come behind its own first one."""
+    failures, largest_of = [RuntimeError("out of memory"), RuntimeError("out of memory")], video_lm.largest_of
+
+    def short_of_memory(logits: torch.Tensor) -> torch.Tensor:
+        if failures:
+            raise failures.pop()
+        return largest_of(logits)
+
+    batch = [(session.state, window) for session in sessions]
+    expected = [rows.largest for rows in pair.ours.step_and_choose(batch)]
+    for session in sessions:
+        session.state.rollback(session.state.num_prompt_tokens)
+    monkeypatch.setattr(video_lm, "largest_of", short_of_memory)
+    outcomes = step_each(pair.ours.step_and_choose, batch)
+    assert isinstance(outcomes[0], RuntimeError), "the pass of all, and the first one's own"
+    assert sessions[0].state.num_tokens == sessions[0].state.num_prompt_tokens
+    assert [outcome.largest for outcome in outcomes[1:] if isinstance(outcome, GreedyRows)] == expected[1:]
+    assert all(session.state.num_tokens == session.state.num_prompt_tokens + 3 for session in sessions[1:])
 
 
 # -- frames -----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from slipstream.engine.sparse_drafter import SparseDrafter
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.target_prefill import TargetSession
 from slipstream.engine.thread import ModelThread
-from slipstream.errors import InvalidRequest
+from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.pruning import Score
 from slipstream.sampling.params import SamplingParams
 from slipstream.session_messages import Judgement, JudgeRequest, TargetStart
-from slipstream.speculation.protocol import FinishReason, TokenTree
+from slipstream.speculation.protocol import ROOT, FinishReason, TokenTree
 from tests.services.model_sessions import some_frames
 from tests.support.tiny_checkpoint import write_tiny_llava
 
@@ -114,6 +115,38 @@ async def test_a_tree_deeper_than_the_text_may_become_is_cut(model: VideoLM) -> 
         (judgement,) = await judged(engine, session, JudgeRequest(tree.token_ids, tree=tree))
         assert judgement.verdict.path == (1,)
         assert session.committed == expected
+
+
+async def test_a_tree_near_the_end_has_no_cache_grow(model: VideoLM) -> None:
+    """A pass that is wider than what is left would have all rows of the video copied, and memory that nobody counted.
+    As many of its first nodes are judged as there is room for."""
+    async with running(model) as engine:
+        expected = await plain_text(engine)
+        session = await started(engine, "tree")
+        await judged(engine, session, JudgeRequest(num_passes=NUM_TOKENS - 6))
+        cache = session.work.state.cache
+        capacity, num_wrong = cache.capacity, cache.capacity - cache.length
+        wrong = (expected[-5] + 1) % model.info.vocab_size
+        tree = TokenTree((*expected[-5:-3], *[wrong] * num_wrong), (ROOT, 0, *[ROOT] * num_wrong))
+        (judgement,) = await judged(engine, session, JudgeRequest(tree.token_ids, tree=tree))
+        assert judgement.verdict.path == (0, 1) and cache.capacity == capacity
+        await judged(engine, session, JudgeRequest(num_passes=NUM_TOKENS))
+        assert session.committed == expected
+
+
+async def test_a_window_ends_where_the_context_ends(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions of a long film are ahead of its tokens; a text that ends before they do is decoded to its end."""
+    async with running(model) as engine:
+        expected = await plain_text(engine)
+        session = await started(engine, "window")
+        left = 3
+        info = replace(model.info, max_context=session.work.state.next_position + left)
+        monkeypatch.setattr(model, "info", info)
+        window = tuple(expected[1:9])
+        (judgement,) = await judged(engine, session, JudgeRequest(window))
+        assert judgement.verdict.num_accepted == left - 1 and session.committed == expected[: left + 1]
+        with pytest.raises(LimitExceeded, match="end of the context"):
+            await judged(engine, session, JudgeRequest(window))
 
 
 @pytest.mark.parametrize("num_kept", [1, 8, 100])
