@@ -25,11 +25,12 @@ _MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def available_bytes() -> int:
-    """What can still be taken of the machine, within the limits of our control group."""
+    """What can still be taken of the machine, within the limits of our control group. Files that it has read, such as a
+    checkpoint, are dropped from memory for whoever needs it, there as elsewhere."""
     available = _meminfo_available()
     limit, used = _read_number(CGROUP / "memory.max"), _read_number(CGROUP / "memory.current")
     if limit is not None and used is not None:
-        available = min(available, max(0, limit - used))
+        available = min(available, max(0, limit - max(0, used - _cached_bytes())))
     return available
 
 
@@ -51,6 +52,16 @@ def _meminfo_available() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _cached_bytes() -> int:
+    """Of files on disk, which the control group is charged for. What lies in memory only is not among them."""
+    try:
+        lines = (CGROUP / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    counted = dict(line.split(maxsplit=1) for line in lines)
+    return sum(int(counted.get(name, 0)) for name in ("active_file", "inactive_file"))
 
 
 def _read_number(path: Path) -> int | None:

@@ -1,9 +1,11 @@
 """Places are given in order, within the budget, and come back whatever happens to their holders."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+from slipstream import budget
 from slipstream.budget import Admission, Memory, Reservation, available_bytes, host_budget
 from slipstream.errors import LimitExceeded, Overloaded
 
@@ -129,6 +131,23 @@ async def test_a_budget_says_what_it_is_for() -> None:
     )
     with pytest.raises(LimitExceeded, match=r"2 MiB of frames, but the gateway has 1 MiB .* raise --frames-budget-mb"):
         admission.reserve(2 * MIB)
+
+
+def test_what_a_container_has_read_of_files_is_no_memory_that_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint as large as the limit fills it with its pages, which go when somebody needs room."""
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(f"MemTotal: {10**9} kB\nMemAvailable: {10**9} kB\n")
+    monkeypatch.setattr(budget, "MEMORY_INFO", meminfo)
+    monkeypatch.setattr(budget, "CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("16000\n")
+    (tmp_path / "memory.current").write_text("15900\n")
+    assert available_bytes() == 100
+    (tmp_path / "memory.stat").write_text("anon 2000\nfile 13900\nshmem 900\ninactive_file 12000\nactive_file 1000\n")
+    assert available_bytes() == 16000 - 15900 + 13000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_bytes() == 10**9 * 1024
 
 
 def test_a_budget_is_told_or_a_share_of_what_there_is() -> None:

@@ -270,9 +270,8 @@ async def _serve(
         await end
         lifecycle.stopping.set()
         await health_servicer.enter_graceful_shutdown()
-        is_lost = isinstance(lifecycle.failure, DeviceLost)
-        await _drain(server, calls, stopping, config, can_finish=not is_lost)
-        if not is_lost:  # what works on a lost device, or waits for a lost rank, may never end
+        await _drain(server, calls, stopping, config, can_finish=not isinstance(lifecycle.failure, DeviceLost))
+        if not isinstance(lifecycle.failure, DeviceLost):  # what works on a lost device, or waits for a lost rank, may never end
             await close()
         watching.cancel()
         await _settle()

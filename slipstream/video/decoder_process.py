@@ -309,10 +309,12 @@ class Decoder(ConfinedProcess):
 
 
 def child_environment() -> dict[str, str]:
-    """What a confined process needs to find its code; no token or key of the service is handed on."""
+    """What a confined process needs to find its code, and the packages that ours was shown the way to; no token or key
+    of the service is handed on."""
     libraries = os.environ.get("LD_LIBRARY_PATH")
+    shown = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if Path(path).is_absolute()]
     return {
-        "PYTHONPATH": str(Path(slipstream.__file__).parents[1]),
+        "PYTHONPATH": os.pathsep.join([str(Path(slipstream.__file__).parents[1]), *shown]),
         "OPENBLAS_NUM_THREADS": "1",
         "MALLOC_ARENA_MAX": "1",
         "LC_ALL": "C.UTF-8",

@@ -147,7 +147,8 @@ async def test_a_draft_of_two_processes_with_static_steps(world: World) -> None:
 
 
 async def test_ranks_of_torchrun(world: World, tmp_path: Path) -> None:
-    """As across machines: the same command for every rank."""
+    """As across machines: the same command for every rank, and all of them are told to stop at once: then the captions
+    in work have `--drain-s` as anywhere."""
     address = f"unix:{tmp_path / 'target.sock'}"
     words = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
     service = ("slipstream.services.target", "--listen", address, *model_flags(world.pair.target))
@@ -161,5 +162,10 @@ async def test_ranks_of_torchrun(world: World, tmp_path: Path) -> None:
         ):
             asked = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": NUM_TOKENS}
             assert (await caption(channel, world.clips[2], **asked)).token_ids == world.answer(2, NUM_TOKENS)
+            strike = Strike(lambda one: len(one.token_ids) >= 8, lambda: os.kill(process.pid, signal.SIGTERM))
+            last = await caption(channel, world.clips[2], **asked, on_event=strike)
+            assert strike.num_tokens is not None and last.summary.timings.resumptions == 0
+            assert last.token_ids == world.answer(2, NUM_TOKENS)
+            await asyncio.wait_for(process.wait_exit(), STOP_S)
     finally:
         await process.stop(STOP_S)

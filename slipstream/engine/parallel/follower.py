@@ -190,6 +190,8 @@ def _tupled(value: Any) -> Any:
 def follow(order: RankOrder) -> None:
     """Serves rank 0 until it is gone, which ends the process. Raises `SlipstreamError`, and whatever a pass does."""
     member: Member = join(order)
+    # Who stops all ranks at once, as torchrun does, has rank 0 end its captions; the others end with its connection.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(order.threads)
     runner = load_model(
         order.model,
