@@ -11,6 +11,8 @@ from slipstream.archive.service import HEALTH_NAME
 from slipstream.captioning.config import GatewayConfig
 from slipstream.config import parse_config
 from slipstream.services.draft.__main__ import DraftConfig
+from slipstream.services.front.api_errors import ApiError
+from slipstream.services.front.app import browsers_of
 from slipstream.services.front.config import FrontConfig
 from slipstream.services.gateway.scaler import SHARE_KEY, _share
 from slipstream.services.target.__main__ import TargetConfig
@@ -232,6 +234,27 @@ def test_a_gateway_that_waits_for_its_target_is_alive_and_not_ready(objects: lis
                 assert "startupProbe" not in container
                 found[pod.component] = container["readinessProbe"]["grpc"].get("service", "")
     assert found.items() <= {"gateway": "", "worker": HEALTH_NAME}.items() and "gateway" in found
+
+
+def test_a_gateway_waits_longer_than_any_target_may_take_to_start(objects: list[dict[str, Any]]) -> None:
+    """One that gave up would be started again and again, ever later, and nobody would answer KEDA meanwhile."""
+    probes = [container.get("startupProbe", {}) for pod in pods(objects) for container, _ in services_in(pod)]
+    longest_s = max(probe.get("failureThreshold", 0) * probe.get("periodSeconds", 0) for probe in probes)
+    for pod in pods(objects):
+        for _, config in services_in(pod):
+            assert not isinstance(config, GatewayConfig) or config.start_timeout_s > 2 * longest_s
+
+
+def test_the_front_is_known_by_every_name_that_its_service_has(objects: list[dict[str, Any]]) -> None:
+    (config,) = (config for pod in pods(objects) for _, config in services_in(pod) if isinstance(config, FrontConfig))
+    (service,) = (each for each in of_kind(objects, "Service") if each["metadata"]["name"] == "front")
+    host, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
+    browsers = browsers_of(config, has_tokens=False)
+    for name in (host, f"{host}.{namespace}", f"{host}.{namespace}.svc", f"{host}.{namespace}.svc.cluster.local"):
+        headers = {"host": f"{name}:8000"}
+        browsers.check("POST", lambda wanted, headers=headers: headers.get(wanted, ""))
+    with pytest.raises(ApiError):
+        browsers.check("GET", lambda wanted: {"host": "elsewhere.example"}.get(wanted, ""))
 
 
 def test_every_service_is_found_dead_and_where_it_counts_unready(objects: list[dict[str, Any]]) -> None:

@@ -25,6 +25,7 @@ from slipstream.services.front.bodies import ClientGone, linger
 from slipstream.services.front.browsers import Browsers
 from slipstream.services.front.call import EVENTS_TYPE, JSON_TYPE, Call
 from slipstream.services.front.chat import stream_error
+from slipstream.services.front.config import FrontConfig
 from slipstream.services.front.endpoints import Endpoint
 from slipstream.services.front.front import Front
 
@@ -178,12 +179,16 @@ def _listed(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
+def browsers_of(config: FrontConfig, *, has_tokens: bool) -> Browsers:
+    """As the options say."""
+    names = None if has_tokens else frozenset(name.lower().rstrip(".") for name in _listed(config.hosts))
+    return Browsers(frozenset(_listed(config.cors_origins)), names)
+
+
 def make_app(front: Front, endpoints: Sequence[Endpoint]) -> ASGIApp:
     """The application, with CORS where origins are allowed."""
-    origins = _listed(front.config.cors_origins)
-    names = None if front.tokens else frozenset(name.lower().rstrip(".") for name in _listed(front.config.hosts))
-    app: ASGIApp = Api(front, endpoints, Browsers(frozenset(origins), names))
-    if origins:
+    app: ASGIApp = Api(front, endpoints, browsers_of(front.config, has_tokens=bool(front.tokens)))
+    if origins := _listed(front.config.cors_origins):
         app = CORSMiddleware(
             app,
             allow_origins=origins,

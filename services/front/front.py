@@ -14,6 +14,7 @@ from slipstream.services.front.figures import FrontFigures
 from slipstream.services.front.file_store import FileStore
 from slipstream.services.front.gateways import Gateways
 from slipstream.services.front.norms import KnownNorms
+from slipstream.services.front.readiness import Readiness
 from slipstream.services.front.sources import Sources
 
 
@@ -27,6 +28,7 @@ class Front:
     requests: Places
     spooled: Places
     figures: FrontFigures
+    readiness: Readiness
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the process begins to end."""
     tokens: TokenFile | None = None
@@ -52,6 +54,7 @@ def make_front(config: FrontConfig, figures: FrontFigures, tracing: Tracing | No
         requests=request_places(config),
         spooled=spooled,
         figures=figures,
+        readiness=Readiness(gateways, config.data),
         tokens=TokenFile(config.tokens) if config.tokens else None,
         files=files,
         batches=None if files is None else Batches(config, gateways, files),

@@ -36,14 +36,16 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 async def _serve(config: FrontConfig, listening: socket.socket, parent: str, tracing: Tracing | None) -> None:
-    stopping = asyncio.Event()
+    stopping, hurry = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        asyncio.get_running_loop().add_signal_handler(
+            number, lambda: hurry.set() if stopping.is_set() else stopping.set()
+        )
     raise_descriptor_limit()
     front = make_front(config, FrontFigures(REGISTRY), tracing)
     running = asyncio.create_task(front.batches.run()) if front.batches else None
     try:
-        async with serving(make_app(front, ENDPOINTS), config, listening, front.stopping):
+        async with serving(make_app(front, ENDPOINTS), config, listening, front.stopping, hurry):
             host, port = listening.getsockname()[:2]
             get_logger().info("service.ready", address=f"{host}:{port}", pid=os.getpid())
             await _wait_for_end(stopping, parent)

@@ -109,10 +109,10 @@ def bound_socket(config: FrontConfig) -> socket.socket:
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: ASGIApp, config: FrontConfig, listening: socket.socket, stopping: asyncio.Event
+    app: ASGIApp, config: FrontConfig, listening: socket.socket, stopping: asyncio.Event, hurry: asyncio.Event
 ) -> AsyncIterator[None]:
-    """Serves within. At its end `stopping` is set, and open requests have `drain_s` to finish; then they are cancelled,
-    and tell their clients. Raises `InvalidConfig` for TLS files that cannot be used."""
+    """Serves within. At its end `stopping` is set, and open requests have `drain_s` to finish, or until `hurry` is set;
+    then they are cancelled, and tell their clients. Raises `InvalidConfig` for TLS files that cannot be used."""
     protocol = type(
         "Protocol", (PatientProtocol,), {"head_s": config.head_s, "max_connections": config.max_connections}
     )
@@ -144,7 +144,9 @@ async def serving(
     finally:
         stopping.set()
         server.should_exit = True
-        await asyncio.wait({running}, timeout=config.drain_s)
+        hurried = asyncio.create_task(hurry.wait())
+        await asyncio.wait({running, hurried}, timeout=config.drain_s, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
         for task in set(server.server_state.tasks):
             task.cancel()
         await running

@@ -34,7 +34,7 @@ async def front_at(gateway: str, **options: Any) -> AsyncIterator[str]:
     running = asyncio.create_task(front.batches.run()) if front.batches else None
     try:
         with bound_socket(config) as listening:
-            async with serving(make_app(front, ENDPOINTS), config, listening, front.stopping):
+            async with serving(make_app(front, ENDPOINTS), config, listening, front.stopping, asyncio.Event()):
                 yield f"127.0.0.1:{listening.getsockname()[1]}"
     finally:
         if running is not None and front.batches is not None:

@@ -1,4 +1,4 @@
-"""A machine whose packages come by PYTHONPATH, as a cluster's modules set it: confined processes find them there, too."""
+"""Packages that come by PYTHONPATH, as a cluster's modules set it: confined processes find them there, too."""
 
 import os
 import site
