@@ -26,7 +26,7 @@ from slipstream.engine.fused_layers import can_fuse, fastest_runner
 from slipstream.engine.joined_weights import join_weights
 from slipstream.engine.kernels import get_kernel
 from slipstream.engine.parallel.ranks import Group
-from slipstream.engine.parallel.shards import localise, placement, shards_on
+from slipstream.engine.parallel.shards import check_checkpoint, localise, placement, shards_on
 from slipstream.engine.video_lm import Adapter, VideoLM
 from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import FrameFacts, TextDecoder
@@ -87,6 +87,8 @@ def load_model(
         torch_dtype = _dtype(dtype, torch_device)
         kernel = get_kernel(attention, torch_device, torch_dtype, masked_ends=strict_width > 0)
         checkpoint = Checkpoint.open(ref)
+        if size > 1:
+            check_checkpoint(ref, size)
         make_adapter = _family(checkpoint)
         _check_room(checkpoint, torch_dtype, torch_device, size)
     if group is not None:

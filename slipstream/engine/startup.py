@@ -252,7 +252,8 @@ def _load(order: RankOrder, **options: Any) -> VideoLM:
 
 def load_together(order: RankOrder, on_lost: Callable[[SlipstreamError], None]) -> tuple[VideoLM, Leader]:
     """A model whose other shares are held by other processes, and what holds those."""
-    check_checkpoint(order.model, order.size)
+    if rank_here() is None:  # what torchrun has started waits for this rank, and not for as long as a download takes
+        check_checkpoint(order.model, order.size)
     leader = lead(order, on_lost)
     try:
         director = Director(leader, torch.device(order.devices[0]))

@@ -229,13 +229,9 @@ def _check_models(models: Sequence[Path | str]) -> None:
 
 # -- stack ------------------------------------------------------------------------------------------------------------
 
-# The services as child processes of this one: started together, restarted when they die, never left behind.
-
 STABLE_S = 1.0
 """A service that dies sooner after it was ready counts as one that never started."""
-MAX_FAILED_STARTS = 3
-FIRST_BACK_OFF_S = 0.25
-LOG_CHECK_S = 10.0
+MAX_FAILED_STARTS, FIRST_BACK_OFF_S, LOG_CHECK_S = 3, 0.25, 10.0
 PROGRESS_S = 15.0
 """How often a start that takes long is told of."""
 REDIS_VARIABLE = "SLIPSTREAM_GATEWAY_REDIS"
@@ -260,6 +256,7 @@ class Stack:
         self._report = report
         self._failed = asyncio.Event()
         self._started = asyncio.Condition()
+        self._draft_comes_last = False
         self._keepers: list[asyncio.Task[None]] = []
 
     @property
@@ -276,7 +273,8 @@ class Stack:
             await self._start_queue()
             self._prepare(address)
             groups = start_groups(list(self.processes), *map(self.options.devices_of, ("target", "draft")))
-            if ["draft"] in groups:
+            self._draft_comes_last = ["draft"] in groups
+            if self._draft_comes_last:
                 self._report(ONE_GPU)
             for names in groups:
                 await self._start_together(self.processes[name] for name in names)
@@ -374,6 +372,8 @@ class Stack:
                 return
             self._report(f"{error}; starting it again")
             await asyncio.sleep(FIRST_BACK_OFF_S * 2**failed_starts)
+            if process.name == "draft" and self._draft_comes_last:
+                await self.wait_started("target", 1)  # whose memory it would take
             try:
                 await self._start(process)
             except (SlipstreamError, OSError):

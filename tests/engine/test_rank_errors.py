@@ -1,5 +1,6 @@
 """What cannot be spread over processes, or does not come together, is refused in words that say what to do."""
 
+import contextlib
 import json
 import socket
 import sys
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch.distributed import HashStore, TCPStore
 
-from slipstream.engine import startup
+from slipstream.engine import load_model, startup
 from slipstream.engine.parallel import links, ranks
 from slipstream.engine.parallel.links import Link, LinkLost, connect
 from slipstream.engine.parallel.ranks import Leader, RankOrder, join
@@ -108,6 +109,23 @@ def start(checkpoint: Path, *devices: str) -> None:
 def test_a_share_that_cannot_be_taken(checkpoint: Path, devices: tuple[str, ...], message: str) -> None:
     with pytest.raises(ModelNotUsable, match=message):
         start(checkpoint, *devices)
+
+
+def test_ranks_of_torchrun_meet_before_one_looks_at_the_checkpoint(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may have to be downloaded first, and for that the others have more patience."""
+
+    def met(order: RankOrder, on_lost: Any) -> Leader:
+        raise ModelNotUsable("they have met")
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(startup, "lead", met)
+    with pytest.raises(ModelNotUsable, match="they have met"):
+        start(Path("/nowhere"), "cpu", "cpu", "cpu")
+    group: Any = SimpleNamespace(size=3, rank=0, checked=contextlib.nullcontext)
+    with pytest.raises(ModelNotUsable, match="3 ranks cannot share"):
+        load_model(str(checkpoint), group=group)
 
 
 def test_a_rank_that_dies_while_it_starts(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
