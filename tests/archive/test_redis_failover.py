@@ -22,7 +22,7 @@ in_one_loop = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def group(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RedisGroup]:
-    async with RedisGroup(tmp_path_factory.mktemp("group")) as running:
+    async with RedisGroup(tmp_path_factory.mktemp("group"), hasty=True) as running:
         yield running
 
 

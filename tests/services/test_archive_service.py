@@ -197,7 +197,7 @@ async def test_who_leads_after_a_failover_is_asked_as_well(
     """The replicas keep no log, which nobody has noticed so far."""
     monkeypatch.setattr(service_module, "LEADER_S", 0.05)
     questions = counted_questions(monkeypatch)
-    async with RedisGroup(tmp_path) as group:
+    async with RedisGroup(tmp_path, hasty=True) as group:
         first = await group.leader()
         for port in group.servers.keys() - {first}:
             async with Redis(host="127.0.0.1", port=port) as redis:

@@ -21,6 +21,8 @@ GROUP = "queue"
 SENTINELS, REPLICAS = 3, 2
 DOWN_AFTER_MS = 1000
 SETTLE_S = 120.0
+HASTE = {"info-period": 300, "ask-period": 300, "publish-period": 300, "ping-period": 200, "slave-reconf-timeout": 1000}
+"""What sentinels else do every 1 to 10 s, in milliseconds."""
 HOST = "127.0.0.1"
 
 
@@ -89,9 +91,11 @@ async def _tell(place: Place, *words: object) -> Any:
 
 
 class RedisGroup:
-    """As an async context manager: entered when all replicas follow the leader and all sentinels know them."""
+    """As an async context manager: entered when all replicas follow the leader and all sentinels know them. With
+    `hasty` sentinels a failover takes half its time; they know better what each replica has."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, hasty: bool = False) -> None:
+        self._is_hasty = hasty
         ports = free_ports(1 + REPLICAS + SENTINELS)
         self._folder = folder
         self.servers = {port: EmbeddedServer(folder / str(port), port=port) for port in ports[: 1 + REPLICAS]}
@@ -178,6 +182,19 @@ class RedisGroup:
         with (folder / "log").open("wb") as log:
             words = (find_server(), str(config), "--sentinel")
             self._sentinels.append(await asyncio.create_subprocess_exec(*words, stdout=log, stderr=log))
+        if self._is_hasty:
+            await self._hasten(Place(HOST, port))
+
+    @staticmethod
+    async def _hasten(sentinel: Place) -> None:
+        words = [word for setting in HASTE.items() for word in setting]
+        async with asyncio.timeout(SETTLE_S):
+            while True:
+                try:
+                    await _tell(sentinel, "SENTINEL", "DEBUG", *words)
+                    return
+                except RedisError:  # it does not listen yet
+                    await asyncio.sleep(0.02)
 
     async def _stop(self) -> None:
         for sentinel in self._sentinels:
