@@ -22,6 +22,9 @@ _HUB_TIMEOUT_S = 10.0
 _SHA256_NAME = re.compile("[0-9a-f]{64}")
 _INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r".*-\d+-of-\d+\.safetensors")
+_PROCESSOR_FILES = ("video_preprocessor_config.json", "preprocessor_config.json")
+_CODES = ("F8", "F6", "F4", "I8", "U8", "I4", "U4")
+"""How kinds of numbers begin, as safetensors names them, that stand for weights and are none."""
 _MAX_HEADER_BYTES = 100_000_000
 """Of a file of safetensors, as its own library has it."""
 _POINTER = b"version https://git-lfs"
@@ -42,6 +45,11 @@ class Checkpoint:
     @property
     def model_type(self) -> str:
         return str(self.config["model_type"])
+
+    @property
+    def stored_dtype(self) -> str:
+        """What config.json says that its weights are, such as "bfloat16"; "" where it says nothing."""
+        return str(self.config.get("dtype") or self.config.get("torch_dtype") or "")
 
     @classmethod
     def open(cls, ref: str) -> "Checkpoint":
@@ -70,26 +78,32 @@ class Checkpoint:
         return _read_object(self.ref, self.path / name) or {}
 
     def chat_template(self) -> str | None:
-        """The processor's chat template; None leaves it to the tokenizer's own."""
-        jinja = self.path / "chat_template.jinja"
-        if jinja.is_file():
-            return jinja.read_text(encoding="utf-8")
-        for name in ("chat_template.json", "processor_config.json"):
+        """The processor's chat template, in transformers' order; None leaves it to the tokenizer's own."""
+        for name in ("processor_config.json", "chat_template.json"):
             template = self.read_json(name).get("chat_template")
             if isinstance(template, str):
                 return template
-        return None
+        jinja = self.path / "chat_template.jinja"
+        return jinja.read_text(encoding="utf-8") if jinja.is_file() else None
 
     def video_processor_config(self) -> dict[str, Any]:
-        """Settings of the video processor, looked up where transformers looks, in its order."""
+        """Settings of the video processor, looked up where transformers looks, in its order. Raises `ModelNotUsable`
+        where there are none: a family's usual ones would be other pictures than the model was made with."""
         nested = self.read_json("processor_config.json").get("video_processor")
         if isinstance(nested, dict):
             return nested
-        return self.read_json("video_preprocessor_config.json") or self.read_json("preprocessor_config.json")
+        for name in _PROCESSOR_FILES:
+            if (self.path / name).is_file():
+                return self.read_json(name)
+        raise ModelNotUsable(
+            f"{self.ref}: {self.path} says nothing of how frames become its input; {_named(list(_PROCESSOR_FILES))} (or"
+            f" processor_config.json) belongs there; {_FETCH}"
+        )
 
     def num_weights(self) -> int:
-        """Numbers in all files of weights, by their headers."""
-        return sum(_num_weights(file) for file in self.path.glob("*.safetensors"))
+        """Numbers in all files of weights, by their headers. Raises `ModelNotUsable` for numbers that are codes of
+        others, whatever the configuration says or does not."""
+        return sum(_num_weights(self.ref, file) for file in self.path.glob("*.safetensors"))
 
     def revision(self) -> str:
         """SHA-256 over the names and digests of all files that the model is made from.
@@ -105,15 +119,20 @@ class Checkpoint:
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _num_weights(file: Path) -> int:
+def _num_weights(ref: str, file: Path) -> int:
     """0 where the header cannot be read, as then loading says why."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         try:
             header = json.loads(opened.read(min(size, _MAX_HEADER_BYTES)))
-            return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+            entries = [entry for name, entry in header.items() if name != "__metadata__"]
+            kinds = {str(entry["dtype"]) for entry in entries}
+            num_weights = sum(int(math.prod(entry["shape"])) for entry in entries)
         except (ValueError, TypeError, KeyError, AttributeError):
             return 0
+    if codes := sorted(kind for kind in kinds if kind.startswith(_CODES)):
+        raise _quantised(ref, ", ".join(codes))
+    return num_weights
 
 
 def _file_digest(path: Path) -> str:
@@ -141,7 +160,7 @@ def _locate(ref: str) -> Path:
 def _download(ref: str) -> Path:
     """The hub's snapshot of `ref`: from the local cache where it is whole, else what it lacks is fetched."""
     cached = _cached(ref)
-    if cached is not None and not missing_weights(ref, cached):
+    if cached is not None and not missing_weights(ref, cached) and _has_processor(cached):
         return cached
     try:
         # Without network this gives what is cached, whole or not: `_check_weights` sees to that.
@@ -162,6 +181,11 @@ def _download(ref: str) -> Path:
             f"{ref}: no such directory, and it could not be fetched from the hub{lacks}; give a local path, or check"
             f" the name, the network and HF_HUB_OFFLINE ({type(error).__name__})"
         ) from error
+
+
+def _has_processor(path: Path) -> bool:
+    """Who loaded weights and tokenizer only has neither of its files in the cache."""
+    return any((path / name).is_file() for name in ("processor_config.json", *_PROCESSOR_FILES))
 
 
 def _cached(ref: str) -> Path | None:
@@ -210,11 +234,14 @@ def _check_quantisation(ref: str, config: Mapping[str, Any]) -> None:
     text = config.get("text_config")
     settings = config.get("quantization_config") or (isinstance(text, dict) and text.get("quantization_config"))
     if settings:
-        method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else "unknown"
-        raise ModelNotUsable(
-            f"{ref}: its weights are quantised ({method}), and their kernels round by the number of rows, so that a"
-            " window would not be judged as plain decoding chooses; give the checkpoint that is not quantised"
-        )
+        raise _quantised(ref, settings.get("quant_method", "unknown") if isinstance(settings, dict) else "unknown")
+
+
+def _quantised(ref: str, method: str) -> ModelNotUsable:
+    return ModelNotUsable(
+        f"{ref}: its weights are quantised ({method}), and their kernels round by the number of rows, so that a window"
+        " would not be judged as plain decoding chooses; give the checkpoint that is not quantised"
+    )
 
 
 def _read_object(ref: str, path: Path) -> dict[str, Any] | None:

@@ -47,7 +47,7 @@ class ForwardPass:
         self._hidden, self._position_ids, self._segments = packed.hidden, packed.position_ids, packed.segments
         self._num_tokens = [segment.length for segment in self._segments]
         self._rotary = runner.decoder.rotary_emb(self._hidden, self._position_ids)
-        self._additions = _additions(batch)
+        self._additions = [one for one in _additions(batch) if first_layer < len(one.features)]
         self._next_layer = first_layer
 
     @property
@@ -111,11 +111,12 @@ class ForwardPass:
         return list(logits.split(lengths))
 
     def _add_features(self) -> None:
-        """What belongs behind the layer that has just run."""
+        """What belongs behind the layer that has just run. Behind the last one the features are let go: of a long video
+        they take as much as several layers' states."""
         for additions in self._additions:
-            if self._next_layer < len(additions.features):
-                features = additions.features[self._next_layer]
-                self._hidden[0].index_add_(0, additions.rows.to(features.device), features)
+            features = additions.features[self._next_layer]
+            self._hidden[0].index_add_(0, additions.rows.to(features.device), features)
+        self._additions = [one for one in self._additions if self._next_layer + 1 < len(one.features)]
 
 
 class Runner:

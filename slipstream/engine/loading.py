@@ -70,7 +70,8 @@ def load_model(
 
     Args:
         ref: a local directory, or an id on the Hugging Face hub.
-        dtype: float32, bfloat16 or float16; auto: bfloat16 on CUDA, where it halves memory and time, float32 elsewhere.
+        dtype: float32, bfloat16 or float16; auto: bfloat16 on CUDA, where it halves memory and time, float32 elsewhere;
+            on a GPU without bfloat16, float16 for weights that are stored so, else float32.
         device: what `torch.device` understands.
         attention: one of `kernels.ATTENTION_NAMES`.
         strict_width: above 0, the width of every step, see `VideoLM.step`.
@@ -84,11 +85,11 @@ def load_model(
     size = 1 if group is None else group.size
     with nullcontext() if group is None else group.checked():
         torch_device = _device(device)
-        torch_dtype = _dtype(dtype, torch_device)
-        kernel = get_kernel(attention, torch_device, torch_dtype, masked_ends=strict_width > 0)
         checkpoint = Checkpoint.open(ref)
         if size > 1:
             check_checkpoint(ref, size)
+        torch_dtype = _dtype(dtype, torch_device, checkpoint.stored_dtype)
+        kernel = get_kernel(attention, torch_device, torch_dtype, masked_ends=strict_width > 0)
         make_adapter = _family(checkpoint)
         _check_room(checkpoint, torch_dtype, torch_device, size)
     if group is not None:
@@ -126,14 +127,17 @@ def _hand_over_logs() -> None:
     transformers_logging.enable_propagation()
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
+def _dtype(name: str, device: torch.device, stored: str) -> torch.dtype:
+    """`stored`: what the checkpoint says that its weights are. Those made in bfloat16 may overflow in float16."""
     if name not in DTYPES:
         raise ModelNotUsable(f"unknown dtype {name!r}; known: {', '.join(DTYPES)}")
     if name != AUTO:
         return _DTYPES[name]
     if device.type != "cuda":
         return torch.float32
-    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.bfloat16
+    return torch.float16 if stored == "float16" else torch.float32
 
 
 def _device(name: str) -> torch.device:
@@ -220,7 +224,7 @@ def _load_weights(
         model = _read_weights(checkpoint, dtype, {"device_map": {"": device}})
     else:
         with group.checked(), shards_on(device):
-            model = _read_weights(checkpoint, dtype, placement(group.size))
+            model = _read_weights(checkpoint, dtype, placement(checkpoint.model_type, group.size))
         localise(model, group.size)
     return cast(PreTrainedModel, model.eval())
 

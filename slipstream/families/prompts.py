@@ -115,14 +115,11 @@ class ChatTemplate:
         """Token ids of the whole prompt around the user's `message`."""
         return self._encode([*self.before, message, *self.after])
 
-    def encode_with_video(
-        self, message: str, video_token_id: int, video: Sequence[_Piece], *, marks: tuple[int, int] | None = None
-    ) -> list[int]:
-        """The same with other pieces in the place of the video's one token, and of `marks` where it stands between."""
+    def encode_with_video(self, message: str, video_token_id: int, video: Sequence[_Piece]) -> list[int]:
+        """The same with other pieces in the place of the video's one token."""
         pieces = list(self.before)
         place = pieces.index(video_token_id)
-        is_marked = place > 0 and (pieces[place - 1], *pieces[place + 1 : place + 2]) == marks
-        pieces[place - is_marked : place + 1 + is_marked] = video
+        pieces[place : place + 1] = video
         return self._encode([*pieces, message, *self.after])
 
     def _encode(self, pieces: Sequence[_Piece]) -> list[int]:

@@ -15,8 +15,9 @@ from slipstream.families.qwen2_5_vl import USUAL_SIZE, Qwen2_5VL
 class Qwen3VL(Qwen2_5VL):
     """Adapter of `Qwen3VLForConditionalGeneration`, and of its mixtures of experts.
 
-    The prompt is: template, and for each step "<1.5 seconds>", vision start, rows * columns placeholders, vision end;
-    then text. A step is two frames, and its time is the mean of theirs. Positions are upstream's (`get_rope_index`): in
+    The prompt is: template, which has a vision start and end around the video, as transformers keeps them since 5.10;
+    between these, for each step, "<1.5 seconds>", vision start, rows * columns placeholders, vision end; then text. A
+    step is two frames, and its time is the mean of theirs. Positions are upstream's (`get_rope_index`): in
     each step the text goes on behind the larger side of the picture.
     """
 
@@ -29,12 +30,12 @@ class Qwen3VL(Qwen2_5VL):
         video: list[str | int] = []
         for time_s in self._step_times(frames):
             video += [f"<{time_s:.1f} seconds>", start, *placeholders, end]
-        token_ids = self._template.encode_with_video(prompt, self._video_token_id, video, marks=(start, end))
+        token_ids = self._template.encode_with_video(prompt, self._video_token_id, video)
         spans = find_video(token_ids, self._video_token_id, num_steps * len(placeholders))
         return PromptPlan(
             token_ids=tuple(token_ids),
             video=spans,
-            text_start=spans[-1].stop + 1,
+            text_start=spans[-1].stop + (2 if token_ids[spans[-1].stop : spans[-1].stop + 2] == [end, end] else 1),
             grid=VideoGrid(num_steps, rows // self._merge_size, columns // self._merge_size),
             num_steps=num_steps,
         )

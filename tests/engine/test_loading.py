@@ -186,26 +186,56 @@ def test_end_tokens_come_from_the_nearest_source(
         ({"processor_config.json": {}, "video_preprocessor_config.json": {"a": 2}}, 2),
         ({"video_preprocessor_config.json": {"a": 2}, "preprocessor_config.json": {"a": 3}}, 2),
         ({"preprocessor_config.json": {"a": 3}}, 3),
-        ({}, None),
     ],
 )
 def test_video_processor_settings_are_found_where_transformers_looks(
-    tmp_path: Path, files: dict[str, Any], expected: int | None
+    tmp_path: Path, files: dict[str, Any], expected: int
 ) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     assert Checkpoint("ref", tmp_path, {}).video_processor_config().get("a") == expected
 
 
+def test_without_settings_no_usual_ones_are_taken(tmp_path: Path) -> None:
+    """Of Qwen3-VL they are of 32 times fewer pixels than those that are published."""
+    (tmp_path / "processor_config.json").write_text("{}")
+    with pytest.raises(ModelNotUsable, match="says nothing of how frames become its input; video_preprocessor_config"):
+        Checkpoint("ref", tmp_path, {}).video_processor_config()
+
+
 def test_the_processors_template_goes_before_the_tokenizers(tmp_path: Path) -> None:
+    """In the order of `ProcessorMixin.get_processor_dict`."""
     checkpoint = Checkpoint("ref", tmp_path, {})
     assert checkpoint.chat_template() is None
-    (tmp_path / "processor_config.json").write_text('{"chat_template": "three"}')
+    (tmp_path / "chat_template.jinja").write_text("three")
     assert checkpoint.chat_template() == "three"
     (tmp_path / "chat_template.json").write_text('{"chat_template": "two"}')
     assert checkpoint.chat_template() == "two"
-    (tmp_path / "chat_template.jinja").write_text("one")
+    (tmp_path / "processor_config.json").write_text('{"chat_template": "one"}')
     assert checkpoint.chat_template() == "one"
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.uint8])
+def test_weights_that_are_codes_are_refused_whatever_the_configuration_says(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Upstream would take a code for the number that it stands for, and the text would be nonsense."""
+    folder = write_tiny_llava(tmp_path / "model", seed=1)
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("down_proj.weight"))
+    save_file(tensors | {name: tensors[name].to(dtype)}, file, {"format": "pt"})
+    with pytest.raises(ModelNotUsable, match=r"its weights are quantised \([FIU]8"):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize(("stored", "taken"), [("float16", torch.float16), ("bfloat16", torch.float32)])
+def test_a_gpu_without_bfloat16_takes_no_weights_that_overflow(
+    monkeypatch: pytest.MonkeyPatch, stored: str, taken: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **told: False)
+    assert loading._dtype("auto", torch.device("cuda"), stored) is taken
+    assert loading._dtype("auto", torch.device("cpu"), stored) is torch.float32
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **told: True)
+    assert loading._dtype("auto", torch.device("cuda"), stored) is torch.bfloat16
 
 
 def test_a_text_model_that_took_another_attention_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,16 @@ import pytest
 import torch
 
 from slipstream.engine import DecodeState, VideoLM, load_model
+from slipstream.engine.parallel import shards
 from slipstream.engine.parallel.ranks import Leader, RankOrder
 from slipstream.engine.sparse_drafter import SparseState
 from slipstream.engine.startup import load_together
 from slipstream.engine.text_attention import TextAttention
-from slipstream.errors import DeviceLost
+from slipstream.errors import DeviceLost, ModelNotUsable
 from slipstream.speculation.protocol import TokenTree
 from tests.engine.conftest import random_frames
 from tests.support.tiny_checkpoint import write_tiny_llava
+from tests.support.tiny_families import write_tiny_qwen3
 
 PROMPT = "Describe the video."
 FRAMES = random_frames(4, seed=3)
@@ -44,6 +46,24 @@ def start(path: Path, size: int) -> Spread:
     return Spread(path, load_model(str(path), dtype="float32"), spread, leader, losses)
 
 
+def test_a_family_without_a_plan_of_upstreams_is_shared_out(tmp_path: Path) -> None:
+    """Else every rank would hold all of it, and compute all of it."""
+    found = start(write_tiny_qwen3(tmp_path / "model", seed=1), 2)
+    try:
+        test_decoding_is_that_of_one_process(found)
+        layer = found.spread.runner.decoder.layers[0]
+        whole = found.alone.runner.decoder.layers[0]
+        assert 2 * layer.mlp.gate_proj.weight.numel() == whole.mlp.gate_proj.weight.numel()
+    finally:
+        found.leader.close()
+
+
+def test_layers_that_are_not_shared_out_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "_OWN_PLANS", {})
+    with pytest.raises(ModelNotUsable, match="does not share the layers of 'qwen3_vl' out"):
+        start(write_tiny_qwen3(tmp_path / "model", seed=1), 2)
+
+
 @pytest.fixture(scope="module", params=[2, 4])
 def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spread]:
     folder = tmp_path_factory.mktemp("ranks")
@@ -54,7 +74,7 @@ def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def prefilled(model: VideoLM, **options: object) -> tuple[DecodeState, torch.Tensor]:
-    plan = model.plan_prompt(PROMPT, len(FRAMES))
+    plan = model.plan_prompt(PROMPT, len(FRAMES), frame_size=FRAMES.shape[1:3])
     with torch.inference_mode():
         return model.start_prefill(plan, model.encode_frames(FRAMES), **options).finish()  # type: ignore[arg-type]
 

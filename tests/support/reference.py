@@ -21,8 +21,6 @@ from slipstream.families.preprocess import QWEN3_PATCHES, FramePreprocessor, Pat
 from slipstream.families.smolvlm import number_words
 from slipstream.video.messages import SampledVideo
 
-_QWEN_VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -136,7 +134,7 @@ def _qwen3_vl(reference: Reference, video: SampledVideo) -> Layout:
     words = [
         f"<{(first + last) / 2:.1f} seconds>{picture}" for first, last in zip(times_s[::2], times_s[1::2], strict=True)
     ]
-    return Layout(_QWEN_VIDEO, "".join(words), tensors, reference.model.config.video_token_id)
+    return Layout("<|video_pad|>", "".join(words), tensors, reference.model.config.video_token_id)
 
 
 def _llava_next_video(reference: Reference, video: SampledVideo) -> Layout:

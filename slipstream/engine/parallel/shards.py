@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import transformers
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import linear
@@ -37,13 +38,27 @@ def check_split(ref: str, config: Any, size: int) -> None:
         raise ModelNotUsable(f"{ref}: {size} ranks cannot share its {kv_heads} key and value heads evenly; {words}")
 
 
-def placement(size: int) -> dict[str, Any]:
+_OWN_PLANS = {
+    "qwen3_vl": {
+        "model.language_model.layers.*.self_attn.q_proj": "colwise",
+        "model.language_model.layers.*.self_attn.k_proj": "colwise",
+        "model.language_model.layers.*.self_attn.v_proj": "colwise",
+        "model.language_model.layers.*.self_attn.o_proj": "rowwise",
+        "model.language_model.layers.*.mlp.gate_proj": "colwise",
+        "model.language_model.layers.*.mlp.up_proj": "colwise",
+        "model.language_model.layers.*.mlp.down_proj": "rowwise",
+    }
+}
+"""Of families for which upstream has none: that of its Qwen3, whose norms of queries and keys are of one head each."""
+
+
+def placement(model_type: str, size: int) -> dict[str, Any]:
     """Keywords of `from_pretrained` for this rank's share of a model. Raises `ModelNotUsable`."""
     try:
         from transformers.distributed.configuration_utils import DistributedConfig
     except ImportError:
         raise ModelNotUsable("a model over several devices needs transformers 5.17 or later") from None
-    return {"distributed_config": DistributedConfig(tp_size=size)}
+    return {"distributed_config": DistributedConfig(tp_size=size, tp_plan=_OWN_PLANS.get(model_type))}
 
 
 @contextmanager
@@ -64,7 +79,8 @@ def shards_on(device: torch.device) -> Iterator[None]:
 
 
 def localise(model: PreTrainedModel, size: int) -> None:
-    """Make plain modules of what upstream has sharded over `size` ranks. All ranks do it together."""
+    """Make plain modules of what upstream has sharded over `size` ranks. All ranks do it together. Raises
+    `ModelNotUsable` where it has not sharded every layer: each rank would hold, and compute, all of the others."""
     head: Any = model.get_output_embeddings()
     table: Any = model.get_input_embeddings()
     words, is_tied = _whole(table.weight), head.weight is table.weight
@@ -72,6 +88,7 @@ def localise(model: PreTrainedModel, size: int) -> None:
     table.weight = _fixed(words if dist.get_rank() == 0 else words[:1].clone())  # the others are sent embeddings
     for module in (head, table):
         module.__dict__.pop("forward", None)
+    num_summed = 0
     for parent in list(model.modules()):
         for name, part in list(parent.named_children()):
             if isinstance(part, nn.Linear) and isinstance(part.weight, DTensor):
@@ -79,6 +96,12 @@ def localise(model: PreTrainedModel, size: int) -> None:
                 _localise(part)
                 if is_summed:
                     setattr(parent, name, SummedLinear(part))
+                    num_summed += 1
+    if num_summed != 2 * model.config.get_text_config().num_hidden_layers:
+        raise ModelNotUsable(
+            f"transformers {transformers.__version__} does not share the layers of {model.config.model_type!r} out"
+            " among processes; leave out --gpus and --ranks"
+        )
 
 
 def _localise(part: nn.Linear) -> None:

@@ -1,0 +1,75 @@
+"""Prompts with a video as upstream's own processors write them: their code, but for pictures, which want torchvision.
+
+Our reference lays prompts out by hand; here it is held to the functions that it copies.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import ProcessorMixin
+from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
+from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+
+from slipstream.engine import load_model
+from slipstream.video.messages import SampledVideo
+from tests.support.reference import Reference
+from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
+from tests.support.tiny_families import write_tiny_qwen3
+
+PROMPT = "Describe the video."
+FPS = 5.0
+
+
+def video_of(num_frames: int) -> SampledVideo:
+    frames = np.random.default_rng(num_frames).integers(0, 256, (num_frames, 64, 96, 3), dtype=np.uint8)
+    times_s = tuple(number / FPS for number in range(num_frames))
+    return SampledVideo(frames, times_s, num_frames / FPS, 96, 64, "h264", 0, ())
+
+
+def processor_of(kind: type, reference: Reference, video_token: str) -> Any:
+    """What the functions that write a prompt look at."""
+    merge_size = getattr(reference.model.config.vision_config, "spatial_merge_size", 1)
+    made: Any = SimpleNamespace(
+        video_token=video_token,
+        all_special_multimodal_tokens=[video_token],
+        video_processor=SimpleNamespace(merge_size=merge_size, temporal_patch_size=2),
+        vision_start_token="<|vision_start|>",
+        vision_end_token="<|vision_end|>",
+    )
+    vision = reference.model.config.vision_config
+    made.num_image_tokens = (getattr(vision, "image_size", 0) // vision.patch_size) ** 2
+    if kind is Qwen3VLProcessor:
+        made._calculate_timestamps = lambda *told: Qwen3VLProcessor._calculate_timestamps(made, *told)
+    return made
+
+
+@pytest.mark.parametrize("num_frames", [1, 2, 7])
+@pytest.mark.parametrize(
+    ("write", "kind", "video_token"),
+    [
+        (write_tiny_llava, LlavaOnevisionProcessor, "<video>"),
+        (write_tiny_qwen, Qwen2_5_VLProcessor, "<|video_pad|>"),
+        (write_tiny_qwen3, Qwen3VLProcessor, "<|video_pad|>"),
+    ],
+)
+def test_a_prompt_is_the_one_that_upstreams_processor_writes(
+    tmp_path: Path, write: Callable[..., Path], kind: type[ProcessorMixin], video_token: str, num_frames: int
+) -> None:
+    folder, video = write(tmp_path / "model", seed=1), video_of(num_frames)
+    reference = Reference(folder)
+    processor = processor_of(kind, reference, video_token)
+    tensors: dict[str, Any] = dict(reference._layout(video).tensors)
+    metadata = SimpleNamespace(fps=FPS, frames_indices=list(range(num_frames)))
+    words = kind.replace_video_token(processor, tensors | {"video_metadata": [metadata]}, 0)
+    rendered = reference._rendered([{"type": "video"}, {"type": "text", "text": PROMPT}], None)
+    (text,), _ = ProcessorMixin.get_text_with_replacements(processor, [rendered], videos_replacements=[words])
+    expected = reference._tokenizer(text)["input_ids"]
+    assert reference.prompt_ids(video, PROMPT) == expected
+    size = tuple(video.frames.shape[1:3])
+    plan = load_model(str(folder)).plan_prompt(PROMPT, num_frames, frame_size=size, times_s=video.timestamps_s)
+    assert list(plan.token_ids) == expected
