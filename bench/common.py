@@ -23,7 +23,6 @@ from slipstream import AsyncCaptioner, Caption, CaptionOptions, CommittedText, S
 from slipstream.cli.common import run_async
 from slipstream.stack.local import POCKET_DIR
 from tests.support.fuzzing import REPORT_VARIABLE, found_in
-from training.data import render_clip
 from training.world import FULL_SCENES, HELD_OUT_SEEDS
 
 T = TypeVar("T")
@@ -35,6 +34,8 @@ MODELS = {"target": POCKET_DIR / "target", "draft": POCKET_DIR / "draft"}
 """What is measured unless somebody says otherwise."""
 PROC = Path("/proc")
 TEST_TIMEOUT_S = 3600
+NO_TIME = "there was no time"
+"""What a note says of something that gave way to the clock."""
 MARGIN = 1.1
 """What is to come is taken to last so much longer than its like has lasted."""
 
@@ -150,6 +151,8 @@ def _rendered(seed: int, num_scenes: tuple[int, int]) -> Path:
     least, most = num_scenes
     path = CLIP_FOLDER / f"clip-{seed}-{least}to{most}.mp4"
     if not path.exists():
+        from training.data import render_clip  # and with it av, which most that is measured does without
+
         unfinished = path.with_suffix(".unfinished")
         render_clip(seed, unfinished, num_scenes)
         unfinished.replace(path)

@@ -5,6 +5,7 @@ runs, its `ok` is null: it means nothing there.
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,11 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from bench.common import ROOT, machine_facts, make_parser, say
+from bench.common import NO_TIME, ROOT, machine_facts, make_parser, say
 from bench.output import finish, kept_document
 from bench.tables import print_rows
 
@@ -89,6 +91,10 @@ class Report:
         """Something that is right or wrong at every size."""
         self._add(name, value, f"= {wanted}", value == wanted)
 
+    def shows(self, name: str, value: Any) -> None:
+        """A figure that nothing is asked of."""
+        self._add(name, value, "shown", None)
+
     def in_time(self, bound: Bound) -> None:
         """A row where not all was measured."""
         if bound.was_reached:
@@ -100,13 +106,13 @@ class Report:
 
     def finish(self, series: Sequence[str] = (), labels: Sequence[str] = (RANDOM,), **facts: Any) -> None:
         """Prints the rows and the document, and exits with 1 where one is not ok."""
-        given, is_cuda = self._given, self._given.device.type == "cuda"
+        given = self._given
         document = {
             "ok": self.ok,
             "checks": self.rows,
             "labels": [*labels, *([TINY] if given.tiny else [])],
             "device": str(given.device),
-            "device_name": torch.cuda.get_device_name(given.device) if is_cuda else "cpu",
+            "device_name": name_of(given.device),
             "tiny": given.tiny,
             **facts,
             "machine": machine_facts(),
@@ -115,6 +121,11 @@ class Report:
         finish(given.program, document, series)
         if not self.ok:
             sys.exit(1)
+
+
+def name_of(device: torch.device) -> str:
+    """As documents say it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _word(ok: bool | None) -> str:
@@ -148,54 +159,68 @@ def parse_device(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
 
 # -- all of them ------------------------------------------------------------------------------------------------------
 
-_TABLES = "{folder}/tables"
+_TABLES, _LOGS = "{folder}/tables", "{folder}/logs"
+_METHODS = ("autoregressive", "sd", "parallelvlm", "slipstream", "slipstream_tree")
 COMMANDS: Mapping[str, Sequence[str]] = {
-    "gpu-serve": (),
+    "gpu-serve": ("--logs", _LOGS),
     "gpu-graph": (),
     "gpu-kernels": (),
     "gpu-vision": (),
     "gpu-fault": (),
     "gpu": ("--video-tokens", "25000", "--repeats", "10", "--tables", _TABLES),
-    "methods": ("--dtype", "float32", "--clips", "2", "--side-clips", "1", "--frames", "64", "--minutes", "9"),
+    "methods": ("--dtype", "float32", "--clips", "1", "--frames", "64", "--minutes", "9", "--methods", *_METHODS),
     "replay": ("--clips", "1", "--tokens", "48", "--tables", _TABLES),
 }
-"""In the order of what is to be shown; `gpu` makes the tables that the last one replays."""
+"""In the order of what is to be shown; `gpu` makes the tables that the last one replays, which needs no GPU."""
 TINY_OPTIONS: Mapping[str, Sequence[str]] = {
+    "gpu-serve": ("--tiny", "--logs", _LOGS),
     "gpu": ("--tiny", "--video-tokens", "64", "--repeats", "1", "--dtype", "float32", "--tables", _TABLES),
     "methods": ("--clips", "1", "--frames", "8", "--max-new-tokens", "8", "--methods", "autoregressive", "slipstream"),
     "replay": ("--clips", "1", "--tokens", "8", "--frames", "8", "--tables", _TABLES),
 }
 
 
-def run_all(names: Sequence[str], device: str, folder: Path, *, tiny: bool) -> list[dict[str, Any]]:
+def run_all(
+    names: Sequence[str], device: str, folder: Path, *, tiny: bool, device_name: str = ""
+) -> list[dict[str, Any]]:
     """A row a command; each one's document goes to `folder`. A command that fails, or takes too long, ends no other."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for name in names:
         options = TINY_OPTIONS.get(name, ("--tiny",)) if tiny else COMMANDS[name]
-        where = () if name == "replay" else ("--device", device)
+        where, told = ((), {}) if name == "replay" else (("--device", device), {"device_name": device_name})
         argv = [sys.executable, "-m", "bench", name, *where, *(word.format(folder=folder) for word in options)]
         say(f"gpu-check: {' '.join(argv[1:])}")
-        rows.append({"command": name, **run_one(argv, folder / f"{name}.json", tiny=tiny)})
+        rows.append({"command": name, **run_one(argv, folder / f"{name}.json", tiny=tiny, told=told)})
         say(f"gpu-check: {rows[-1]}")
     return rows
 
 
-def run_one(argv: Sequence[str], kept: Path, *, tiny: bool = False) -> dict[str, Any]:
-    """How a command ended; its document is written to `kept`."""
-    began = time.monotonic()
+def run_one(
+    argv: Sequence[str], kept: Path, *, tiny: bool = False, told: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """How a command ended. What it prints goes to a file beside `kept` as it is printed, also that of a command which
+    is killed; its document goes to `kept`, with what is `told` where it does not say that itself."""
+    began, printed = time.monotonic(), kept.with_suffix(".txt")
+    environ = os.environ | {"PYTHONUNBUFFERED": "1"}
     try:
-        ended = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False)
-        kept.with_suffix(".txt").write_text(ended.stdout)
-        document = kept_document(kept.with_suffix(".txt"))
-        kept.write_text(json.dumps(document) + "\n")
-        failed = failures(document, tiny=tiny)
-        found = {"ok": ended.returncode == 0 and not failed, "failed": "; ".join(failed)}
+        with printed.open("w") as output:
+            status = subprocess.run(argv, cwd=ROOT, stdout=output, env=environ, timeout=LIMIT_S, check=False).returncode
+        failed = _read_document(printed, kept, told, status, tiny=tiny)
     except subprocess.TimeoutExpired:
-        found = {"ok": False, "failed": f"it took longer than {LIMIT_S} s"}
+        failed = f"it took longer than {LIMIT_S} s"
+    return {"ok": not failed, "failed": failed, "minutes": round((time.monotonic() - began) / 60, 1)}
+
+
+def _read_document(printed: Path, kept: Path, told: Mapping[str, Any], status: int, *, tiny: bool) -> str:
+    """What is not as it should be; empty where all is."""
+    try:
+        document = {**told, **kept_document(printed)}
+        kept.write_text(json.dumps(document) + "\n")
+        failed = "; ".join(failures(document, tiny=tiny))
     except (LookupError, TypeError, ValueError, OSError):
-        found = {"ok": False, "failed": f"it ended with exit status {ended.returncode} and without a document"}
-    return {**found, "minutes": round((time.monotonic() - began) / 60, 1)}
+        return f"it ended with exit status {status} and without a document"
+    return failed or (f"it ended with exit status {status}" if status else "")
 
 
 def failures(document: Mapping[str, Any], *, tiny: bool = False) -> list[str]:
@@ -206,6 +231,7 @@ def failures(document: Mapping[str, Any], *, tiny: bool = False) -> list[str]:
     return [
         *(row["check"] for row in document.get("checks", ()) if row["ok"] is False),
         *(["the time was up before all was measured"] if document.get("unfinished") else []),
+        *(note for note in document.get("notes", ()) if NO_TIME in note),
         *(f"{name}: text is not plain's" for name in texts),
         *(f"{row['method']}: later than its table" for row in rows if row.get("late") and not tiny),
         *(f"{name}: something has an error in its place" for name in errors),
@@ -222,7 +248,8 @@ def main(argv: Sequence[str]) -> None:
     parser = make_gpu_parser("gpu-check", "All checks for one GPU, in order.", folder=folder)
     parser.add_argument("--only", nargs="+", choices=list(COMMANDS), default=list(COMMANDS), metavar="NAME")
     given = parse_device(parser, argv)
-    rows = run_all(given.only, str(given.device), given.folder, tiny=given.tiny)
+    device_name = name_of(given.device)
+    rows = run_all(given.only, str(given.device), given.folder, tiny=given.tiny, device_name=device_name)
     print_rows("gpu-check", [{**row, "ok": _word(row["ok"]), "failed": None} for row in rows])
     print("\n".join(f"{row['command']}: {row['failed']}" for row in rows if row["failed"]))
     ok = all(row["ok"] for row in rows)

@@ -1,8 +1,9 @@
 """`gpu-kernels`: every way to attend over a past that is here, beside maths in fp64; the fastest right one is named.
 
 A way takes the queries of all rows of a window folded into blocks, one for each KV head, and a past in a roomier
-buffer, as a pool has it; `JoinedKernel` joins what it gives to the window. Runs are timed as a CUDA graph over many
-caches, as a pass goes through its layers, so that neither the host nor what a cache of the device holds is measured.
+buffer, as a pool has it; what it gives is joined to the window as static steps join it. Runs are timed as a CUDA graph
+over many caches, as a pass goes through its layers, so that neither the host nor what a cache of the device holds is
+measured.
 """
 
 import inspect
@@ -10,8 +11,9 @@ import math
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from itertools import product
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,18 +22,28 @@ from torch import Tensor
 from bench.common import say
 from bench.gpu.checks import Report, bounded, make_gpu_parser, parse_device
 from bench.gpu.measure import Clock, attempt, measure_bandwidth
-from slipstream.engine.attention import JoinedKernel, Kernel, PastAttention, by_flash, by_matmul, flash_of
+from slipstream.engine.attention import Kernel, PastAttention, by_flash, by_matmul, flash_of, join_window
 from slipstream.engine.kernels import get_kernel
 from slipstream.engine.kv_cache import KVCache, Layout
 from slipstream.engine.segments import Segment
+from slipstream.engine.static.accord import Accord
+from slipstream.engine.static.glue import compiled
+from slipstream.engine.static.pool import KVPool
+from slipstream.engine.static.step import Recorder
+from slipstream.engine.static.trials import choose_join
+from slipstream.engine.static.windows import Join
 
 PASTS, ROWS, HEADS, HEAD_DIM = (1_024, 8_192, 25_088), (1, 8, 16, 32), ((28, 4), (64, 8)), 128
 TINY_PASTS, TINY_HEAD_DIM = (64, 200), 16
 ROOM = 512
 """Of the buffer behind the past: what lies there must not count."""
+JOINED_LAYERS = 28
+"""Of what joins are compared over."""
 COLD_BYTES = 256 << 20
 """Of caches that one run goes through; more than a device keeps close at hand."""
 MOST_ERROR, MOST_OVER_READING = 2e-2, 2.0
+JUDGED_PAST = 8_192
+"""Least past whose time is judged: reading a shorter one takes no longer than launching the kernels that do it."""
 
 # -- ways to attend ---------------------------------------------------------------------------------------------------
 
@@ -86,22 +98,51 @@ def _by_flashinfer(query: Tensor, keys: Tensor, values: Tensor, scale: float) ->
 
 
 Way = Callable[["Case"], Tensor]
+Heads = tuple[int, int]
+"""Of queries, and of keys and values."""
 
 
-def _joined(attend_past: PastAttention, case: "Case") -> Tensor:
-    """The joined kernel; its one row sees all there is, and needs no join."""
-    if case.num_rows > 1:
-        return JoinedKernel(attend_past).attend(case.query, *case.seen, case.segment, case.scale)
-    folded = case.query.reshape(case.keys.shape[0], -1, case.query.shape[-1])
-    return attend_past(folded, *case.seen, case.scale)[0].reshape(case.query.shape)
+def choose_joins(device: torch.device, dtype: torch.dtype, head_dim: int) -> dict[Heads, str]:
+    """By heads, "compiled" or "plain": what static steps join with, as a service chooses it at its start."""
+    chosen, like = dict[Heads, str](), torch.empty(0, dtype=dtype, device=device)
+    for heads in HEADS:
+        pool = KVPool(JOINED_LAYERS, 0, heads[1], head_dim, like)
+        join = choose_join(pool, heads[0], Recorder(device), Accord())
+        chosen[heads] = "plain" if join is join_window else "compiled"
+    return chosen
+
+
+def make_join(chosen: Mapping[Heads, str], heads: Heads) -> Join:
+    """Code of its own for each caller: what is compiled takes tensors of a few layouts, which ways do not share."""
+    return compiled(join_window) if chosen.get(heads) == "compiled" else join_window
+
+
+def _joined(attend_past: PastAttention, join_of: Callable[[Heads], Join], case: "Case") -> Tensor:
+    """The past's attention and the window's in one, as `JoinedWindows` has them; one row sees all there is, and needs
+    no join."""
+    kv_heads = case.keys.shape[0]
+    folded = case.query.reshape(kv_heads, -1, case.query.shape[-1])
+    if case.num_rows == 1:
+        return attend_past(folded, *case.seen, case.scale)[0].reshape(case.query.shape)
+    keys, values = (held[:, : case.past] for held in case.seen)
+    output, lse = attend_past(folded, keys, values, case.scale)
+    join = join_of((len(case.query), kv_heads))
+    joined = join((output[None], lse[None]), folded[None], *case.window, case.window_mask, case.scale)
+    return joined.reshape(case.query.shape)
 
 
 def _whole(kernel: Kernel, case: "Case") -> Tensor:
     return kernel.attend(case.query, *case.seen, case.segment, case.scale)
 
 
-def make_ways(device: torch.device, dtype: torch.dtype) -> dict[str, Callable[[], Way]]:
-    """By name, what makes the way, or fails where it is not here."""
+def make_ways(
+    device: torch.device, dtype: torch.dtype, joins: Mapping[Heads, str] = MappingProxyType({})
+) -> dict[str, Callable[[], Way]]:
+    """By name, what makes the way, or fails where it is not here. `joins`: see `choose_joins`; plain ones without."""
+
+    def joined_by(attend_past: PastAttention) -> Way:
+        return partial(_joined, attend_past, cache(partial(make_join, joins)))
+
     whole = {name: partial(lambda n: partial(_whole, get_kernel(n, device, dtype)), name) for name in ("sdpa", "flash")}
     pasts: dict[str, PastAttention] = {
         "matmul": by_matmul,
@@ -111,9 +152,9 @@ def make_ways(device: torch.device, dtype: torch.dtype) -> dict[str, Callable[[]
         "flash-attn": _by_flash_package,
         "flashinfer": _by_flashinfer,
     }
-    joined = {f"joined, {name}": partial(partial, _joined, attend) for name, attend in pasts.items()}
+    joined = {f"joined, {name}": partial(joined_by, attend) for name, attend in pasts.items()}
     swapped = {
-        f"joined, varlen {name}": partial(partial, _under, partial(flash_of, name), partial(_joined, pasts["varlen"]))
+        f"joined, varlen {name}": partial(partial, _under, partial(flash_of, name), joined_by(pasts["varlen"]))
         for name in ("FA3", "FA4")
     }
     return {**whole, **joined, **swapped}
@@ -155,6 +196,17 @@ class Case:
         cache = KVCache(1, capacity=self.keys.shape[1], key_layout=layout, value_layout=layout)
         return Segment(0, self.num_rows, cache, self.past, self.query.device, self.query.dtype)
 
+    @cached_property
+    def window(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of the window alone, [1, kv_heads, rows, head_dim], as a step has them beside its pool."""
+        keys, values = (held[None, :, self.past :].contiguous() for held in self.seen)
+        return keys, values
+
+    @cached_property
+    def window_mask(self) -> Tensor:
+        """As a step has it for all of its layers, [1, 1, rows of a group, rows]."""
+        return self.segment.window_mask.float().repeat(len(self.query) // self.keys.shape[0], 1)[None, None]
+
     @property
     def kv_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.seen)
@@ -175,7 +227,8 @@ def make_case(
 ) -> Case:
     generator = torch.Generator(device).manual_seed(seed)
     shapes = (heads[0], num_rows, head_dim), *[(heads[1], past + num_rows + ROOM, head_dim)] * 2
-    query, keys, values = (torch.randn(shape, generator=generator, device=device, dtype=dtype) for shape in shapes)
+    with torch.inference_mode():  # compiled code tells tensors made there from others
+        query, keys, values = (torch.randn(shape, generator=generator, device=device, dtype=dtype) for shape in shapes)
     return Case(query, keys, values, past)
 
 
@@ -208,8 +261,8 @@ def time_cold(clock: Clock, way: Way, case: Case) -> float:
     if clock.device.type != "cuda":
         return clock.time(lambda: way(case))["s"]
     count = max(2, -(-COLD_BYTES // case.kv_bytes))
-    cases = [replace(case, keys=case.keys.clone(), values=case.values.clone()) for _ in range(count)]
     with torch.inference_mode():
+        cases = [replace(case, keys=case.keys.clone(), values=case.values.clone()) for _ in range(count)]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -233,20 +286,23 @@ def measure_way(way: Way, case: Case, clock: Clock, bandwidth: float) -> dict[st
     timed = (
         seconds if isinstance(seconds, dict) else {"s": seconds, "over_reading": seconds * bandwidth / case.kv_bytes}
     )
-    return {"error_of_maths": error, "fixed_bits": bits, "bits_of_one_row": shifted, **timed}
+    return {"past": case.past, "error_of_maths": error, "fixed_bits": bits, "bits_of_one_row": shifted, **timed}
 
 
-def measure_ways(given: Namespace, report: Report) -> tuple[float, dict[str, dict[str, Any]]]:
-    """Bytes a second, and by way and case what was found, or {"error": ...}."""
+def measure_ways(given: Namespace, report: Report) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """What is true of all of them, and by way and case what was found, or {"error": ...}."""
     bandwidth = measure_bandwidth(Clock(given.device, given.repeats), (1 << 20) if given.tiny else (4 << 30))
     pasts, head_dim = (TINY_PASTS, TINY_HEAD_DIM) if given.tiny else (PASTS, HEAD_DIM)
     clock, found = Clock(given.device, given.repeats), dict[str, dict[str, Any]]()
+    facts: dict[str, Any] = {"bandwidth_bytes_per_s": bandwidth}
     with bounded() as bound:
-        for name, make in make_ways(given.device, given.dtype).items():
+        joins = choose_joins(given.device, given.dtype, head_dim)
+        facts["joins"] = {f"{heads}/{kv_heads} heads": name for (heads, kv_heads), name in joins.items()}
+        for name, make in make_ways(given.device, given.dtype, joins).items():
             say(f"gpu-kernels: {name}")
             found[name] = attempt(partial(_measure_cases, make, pasts, head_dim, clock, given.dtype, bandwidth))
     report.in_time(bound)
-    return bandwidth, found
+    return facts, found
 
 
 def _measure_cases(
@@ -289,10 +345,19 @@ def decide(ways: Mapping[str, Mapping[str, Any]]) -> str | None:
     return min(right, key=right.__getitem__) if right else None
 
 
+def judge_times(report: Report, chosen: str, cases: Mapping[str, Mapping[str, Any]]) -> None:
+    for name, case in cases.items():
+        told, over = f"{chosen}: {name}: time over KV bytes/bandwidth", round(case["over_reading"], 2)
+        if case["past"] < JUDGED_PAST:
+            report.shows(told, over)
+        else:
+            report.at_most(told, over, MOST_OVER_READING)
+
+
 def main(argv: Sequence[str]) -> None:
     given = parse_device(make_gpu_parser("gpu-kernels", "Ways to attend over a past.", repeats=20), argv)
     given.dtype, report = torch.bfloat16, Report(given)
-    bandwidth, found = measure_ways(given, report)
+    facts, found = measure_ways(given, report)
     ways = {name: summary(rows) for name, rows in found.items()}
     chosen = decide(ways)
     report.equals("a way that is right was found", chosen is not None, True)
@@ -300,9 +365,8 @@ def main(argv: Sequence[str]) -> None:
         if "error" not in way:
             report.equals(f"{name}: error below {MOST_ERROR:g}", way["error_of_maths"] < MOST_ERROR, True)
     if chosen is not None:
-        for case, over in ways[chosen]["over_reading"].items():
-            report.at_most(f"{chosen}: {case}: time over KV bytes/bandwidth", over, MOST_OVER_READING)
-    facts = {"bandwidth_bytes_per_s": bandwidth, "ways": ways, "cases": found}
+        judge_times(report, chosen, found[chosen])
+    facts |= {"ways": ways, "cases": found}
     report.finish(series=("ways", "cases"), labels=(), decision=chosen, brief=_brief(ways), **facts)
 
 

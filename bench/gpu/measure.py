@@ -5,6 +5,7 @@ rows; the prefill is a real one. All passes are the engine's, with the choice of
 the host, as the services do it.
 """
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.gpu.random_model import NUM_BEFORE, NUM_TEXT, RandomModel, chain, greedy_tokens, plan_of
+from bench.gpu.random_model import NUM_BEFORE, NUM_TEXT, PAIRS, RandomModel, chain, greedy_tokens, plan_of
 from slipstream.engine.attention import Kernel, SdpaKernel
 from slipstream.engine.forward import DecodeState, Prefill
 from slipstream.engine.kernels import get_kernel
@@ -87,6 +88,13 @@ def attempt(measure: Callable[[], Any]) -> Any:
         return {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]:.200}"}
 
 
+def free(device: torch.device) -> None:
+    """Gives back to the device what nobody holds any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 WINDOWS = (1, 2, 4, 8, 16, 32)
 """Rows of a target pass: a window and the token before it."""
 ALPHAS = (0.0, 0.5, 0.9, 0.95, 1.0)
@@ -113,43 +121,79 @@ class Job:
     def num_tokens(self) -> int:
         return NUM_BEFORE + self.num_video_tokens + NUM_TEXT
 
+    @property
+    def is_draft(self) -> bool:
+        """In a pair of those that are compared."""
+        return self.model.geometry.name in {pair.draft for pair in PAIRS}
 
-def measure_all(job: Job) -> dict[str, Any]:
-    """Everything at this length; what does not work here is an {"error": ...} in its place."""
-    return {
-        "video_tokens": job.num_video_tokens,
-        "prefill": attempt(lambda: measure_prefill(job)),
-        "passes": attempt(lambda: measure_passes(job)),
-        "draft": attempt(lambda: measure_draft(job)),
-        "memory": attempt(lambda: measure_memory(job)),
-    }
+    @property
+    def is_target(self) -> bool:
+        """In such a pair, or in none."""
+        return not self.is_draft or self.model.geometry.name in {pair.target for pair in PAIRS}
 
 
-def measure_passes(job: Job, windows: Sequence[int] = WINDOWS) -> dict[str, Any]:
+Row = dict[str, Any]
+
+
+def measure_all(job: Job, row: Row) -> None:
+    """Everything at this length goes to `row` as it comes; what does not work here is an {"error": ...} in its place.
+    What a model is for decides what is measured of it: `static_passes` of targets, `draft` of drafts."""
+    row["video_tokens"] = job.num_video_tokens
+    parts: dict[str, Callable[[Job, Row], None]] = {"prefill": measure_prefill, "passes": measure_passes}
+    parts |= {"static_passes": measure_static_passes} if job.is_target else {}
+    parts |= {"draft": measure_draft} if job.is_draft else {}
+    for name, measure in {**parts, "memory": measure_memory}.items():
+        row[name] = Row()
+        failure = attempt(partial(measure, job, row[name]))
+        if failure is not None:
+            row[name] = failure
+        free(job.model.device)
+
+
+def measure_passes(job: Job, found: Row, windows: Sequence[int] = WINDOWS) -> None:
     """T_p(k): seconds of a target pass by its rows."""
     engine = job.model.engine(job.kernel)
     state = job.model.filled_state(job.model.runner(job.kernel), job.num_tokens)
-    return {str(rows): job.clock.time(partial(judge, engine, state, rows)) for rows in windows}
+    for rows in windows:
+        found[str(rows)] = job.clock.time(partial(judge, engine, state, rows))
 
 
-def measure_draft(job: Job, alphas: Sequence[float] = ALPHAS) -> dict[str, Any]:
+def measure_static_passes(job: Job, found: Row, windows: Sequence[int] = WINDOWS) -> None:
+    """The same by static steps, as targets are served on CUDA; elsewhere these run as they are, marked by
+    `captured`."""
+    engine = job.model.engine(job.kernel, static_tokens=job.num_tokens + POOL_ROOM)
+    state = job.model.filled_state(engine.runner, job.num_tokens)
+    found |= {"captured": job.model.device.type == "cuda", "attention": engine.static and engine.static.attention}
+    passes = found["passes"] = Row()
+    for rows in windows:
+        require_step(engine, state, rows)
+        passes[str(rows)] = job.clock.time(partial(judge, engine, state, rows))
+
+
+def measure_draft(job: Job, found: Row, alphas: Sequence[float] = ALPHAS) -> None:
     """T_q(alpha): seconds of a draft token by the pruned share, eager and by static steps, and the pruned prefill's."""
-    return {str(alpha): _draft_at(job, alpha) for alpha in alphas}
+    for alpha in alphas:
+        found[str(alpha)] = _draft_at(job, alpha)
 
 
-def _draft_at(job: Job, alpha: float) -> dict[str, Any]:
+def _draft_at(job: Job, alpha: float) -> Row:
     num_video = num_kept(job.num_video_tokens, alpha)
     num_tokens = NUM_BEFORE + num_video + NUM_TEXT
-    engine, runner = job.model.engine(job.kernel), job.model.runner(job.kernel)
-    state = job.model.filled_state(runner, num_tokens)
-    row: dict[str, Any] = {"kept": num_video, "pass_bytes": job.model.pass_bytes(num_tokens)}
-    row["eager"] = job.clock.time(partial(judge, engine, state, 1))
-    expected = greedy_tokens(engine, state, 1, COMPARED_TOKENS)
-    (logits,) = engine.step([(state, chain(1))])
-    state.rollback(num_tokens)
+    row: Row = {"kept": num_video, "pass_bytes": job.model.pass_bytes(num_tokens)}
+    row["eager"], expected, logits = _eager_draft(job, num_tokens)
     row["static"] = attempt(partial(measure_static, job, num_tokens, expected, logits))
     row["prefill"] = attempt(partial(_pruned_prefill, job, num_video))
     return row
+
+
+def _eager_draft(job: Job, num_tokens: int) -> tuple[Timing, Sequence[int], Tensor]:
+    """Seconds of a token, and the first tokens and logits, whose cache is gone before a pool is made beside it."""
+    engine = job.model.engine(job.kernel)
+    state = job.model.filled_state(job.model.runner(job.kernel), num_tokens)
+    timing = job.clock.time(partial(judge, engine, state, 1))
+    expected = greedy_tokens(engine, state, 1, COMPARED_TOKENS)
+    (logits,) = engine.step([(state, chain(1))])
+    return timing, expected, logits
 
 
 def measure_static(job: Job, num_tokens: int, expected: Sequence[int], logits: Tensor) -> dict[str, Any]:
@@ -188,7 +232,7 @@ def _pruned_prefill(job: Job, num_video: int) -> dict[str, Any]:
     return job.clock.time(prefill, repeats=3)
 
 
-def measure_prefill(job: Job) -> dict[str, Any]:
+def measure_prefill(job: Job, timed: Row) -> None:
     """The target's prefill in its two parts, before and after layer L, and the guidance between them."""
     engine = job.model.engine(job.kernel)
     split = default_guidance_layer(engine.info.num_layers)
@@ -212,7 +256,7 @@ def measure_prefill(job: Job) -> dict[str, Any]:
         top_k(scores_of(states, Score.SIMILARITY_VARIATION), num_kept(job.num_video_tokens, 0.9))
 
     states, scores = guidance("hidden_states"), guidance("scores")
-    timed = {
+    timed |= {
         "layer": split,
         "until_layer": until,
         "guidance": {
@@ -229,7 +273,6 @@ def measure_prefill(job: Job) -> dict[str, Any]:
     after = job.clock.time(lambda: _run_on(engine, plan, embeddings, split), repeats=3)
     timed["whole"] = after
     timed["after_layer_s"] = max(after["s"] - until["s"], 0.0)
-    return timed
 
 
 def _run_on(engine: VideoLM, plan: PromptPlan, embeddings: Tensor, split: int) -> None:
@@ -252,11 +295,10 @@ def _num_bytes(guidance: Guidance) -> int:
     return sum(tensor.nbytes for pair in (guidance.video_states, guidance.text_sums) for tensor in pair or ())
 
 
-def measure_memory(job: Job) -> dict[str, Any]:
+def measure_memory(job: Job, held: Row) -> None:
     """Bytes of weights and cache, and the peak of a prefill with the passes behind it."""
     engine, plan = job.model.engine(job.kernel), plan_of(job.num_video_tokens)
     embeddings = job.model.video_embeddings(job.num_video_tokens)
-    held: dict[str, int] = {}
 
     def caption() -> None:
         state, _ = engine.start_prefill(plan, embeddings).finish()
@@ -267,7 +309,7 @@ def measure_memory(job: Job) -> dict[str, Any]:
     peak = job.clock.peak_bytes(caption)
     if peak is None:
         caption()
-    return {"weight_bytes": job.model.weight_bytes, "peak_bytes": peak, **held}
+    held |= {"weight_bytes": job.model.weight_bytes, "peak_bytes": peak}
 
 
 def measure_encoding(model: RandomModel, clock: Clock, side: int = 448) -> dict[str, Any]:

@@ -4,7 +4,6 @@ Launches and waits are the calls into CUDA that torch's profiler sees. Where the
 they are judged, and must write what the same steps write unrecorded; where not, eager ones are.
 """
 
-import gc
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.common import say
 from bench.gpu.checks import Report, bounded, make_gpu_parser, parse_device
-from bench.gpu.measure import WINDOWS, Clock, attempt, judge, measure_bandwidth, require_step, write_ahead
+from bench.gpu.measure import WINDOWS, Clock, attempt, free, judge, measure_bandwidth, require_step, write_ahead
 from bench.gpu.random_model import GEOMETRIES, NUM_BEFORE, NUM_TEXT, RandomModel, greedy_tokens, tiny
 from slipstream.engine.attention import SdpaKernel
 from slipstream.engine.forward import DecodeState
@@ -77,7 +76,7 @@ def measure_graphs(given: Namespace, report: Report) -> dict[str, Any]:
             of_model["ids"] = attempt(partial(_same_ids, model, given))
             _judge_steps(report, name, of_model, given)
             del model
-            _free(given.device)
+            free(given.device)
     report.in_time(bound)
     return {"bandwidth_bytes_per_s": bandwidth, "measured": found}
 
@@ -195,7 +194,7 @@ def measure_towers(given: Namespace, report: Report) -> dict[str, Any]:
                 report.at_most(f"{about}: kernels", row.get("kernels", row), MOST_KERNELS)
                 report.at_most(f"{tower}: waits inside a chunk", row.get("waits_a_chunk", row), 0)
             del model
-            _free(given.device)
+            free(given.device)
     report.in_time(bound)
     return {"towers": found}
 
@@ -225,9 +224,3 @@ def main_vision(argv: Sequence[str]) -> None:
 
 def _geometry(name: str, given: Namespace) -> Any:
     return tiny(GEOMETRIES[name]) if given.tiny else GEOMETRIES[name]
-
-
-def _free(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

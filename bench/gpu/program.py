@@ -1,6 +1,5 @@
 """Full-size models with random weights on a GPU; tables to stderr. On a CPU, `--tiny` shows that all of it runs."""
 
-import gc
 import json
 import sys
 from argparse import Namespace
@@ -12,8 +11,8 @@ from typing import Any
 import torch
 
 from bench.common import machine_facts, say
-from bench.gpu.checks import RANDOM, TINY, bounded, make_gpu_parser, parse_device
-from bench.gpu.measure import Clock, Job, attempt, measure_all, measure_bandwidth, measure_encoding
+from bench.gpu.checks import RANDOM, TINY, bounded, make_gpu_parser, name_of, parse_device
+from bench.gpu.measure import Clock, Job, attempt, free, measure_all, measure_bandwidth, measure_encoding
 from bench.gpu.random_model import GEOMETRIES, PAIRS, Geometry, RandomModel, count_parameters, tiny
 from bench.gpu.tables import markdown, pair_rows, replay_tables, write_tables
 from bench.output import finish
@@ -35,7 +34,7 @@ def measure(plan: Namespace) -> dict[str, Any]:
     document = {
         "labels": [RANDOM, *([TINY] if plan.tiny else [])],
         "device": str(plan.device),
-        "device_name": torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else "cpu",
+        "device_name": name_of(plan.device),
         "dtype": str(plan.dtype).removeprefix("torch."),
         "tiny": plan.tiny,
         "unfinished": bound.was_reached,
@@ -59,11 +58,10 @@ def measure_model(plan: Namespace, geometry: Geometry, models: list[dict[str, An
     models.append({**named, **facts, "encoding": encoding, "sizes": sizes})
     for num_video_tokens in plan.video_tokens:
         say(f"{geometry.name}: {num_video_tokens} video tokens")
-        sizes.append(measure_all(Job(model, Clock(plan.device, plan.repeats), num_video_tokens, plan.attention)))
+        sizes.append({})
+        measure_all(Job(model, Clock(plan.device, plan.repeats), num_video_tokens, plan.attention), sizes[-1])
     del model
-    gc.collect()
-    if plan.device.type == "cuda":
-        torch.cuda.empty_cache()
+    free(plan.device)
 
 
 def keep(plan: Namespace, document: dict[str, Any]) -> None:

@@ -6,14 +6,15 @@ where nothing but a mistake makes the two differ, so that no draft token may be 
 """
 
 import asyncio
+import json
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -21,6 +22,7 @@ from bench.common import PROC, Captioned, first_difference, run_caption, run_to_
 from bench.gpu.checks import OWN_LIMIT_S, Report, make_gpu_parser, parse_device
 from bench.gpu.folders import write_folder
 from bench.gpu.random_model import GEOMETRIES, tiny
+from bench.output import FOLDER
 from slipstream import AsyncCaptioner, CaptionOptions, connect_async
 from slipstream.budget import MIB
 from slipstream.stack.local import FRESH, Stack, StackOptions
@@ -32,11 +34,15 @@ SIDES, TINY_SIDES = (588, 336), (84, 56)
 STRICT_WIDTH = 16
 SAMPLE_S, MOST_TRIES = 0.1, 5
 MOST_READY_S, MOST_HOST_BYTES, MOST_ENCODE_S, MOST_GUIDANCE_S = 120.0, 6e9, 1.0, 0.050
-KV_MB, CACHE_MB = 4096, 2048
-"""Of each model for keys and values, and for what it keeps of videos: told, so that the rest of the device's memory can
-be judged."""
+KV_MB, CACHE_MB = 4096, {"target": 2048, "draft": 256}
+"""Of each model for keys and values, and for what it keeps of videos, which at the draft are embeddings alone: told, so
+that the rest of the device's memory can be judged."""
 MOST_BESIDE_BYTES = 4e9
 """That the device holds beside weights, and what is told to be kept."""
+MODELS = ("target", "draft")
+STATIC_STEPS = "static_steps."
+TOLD = ("static_", "vision_attention.")
+"""How events begin that say by which way a model goes."""
 
 
 @dataclass
@@ -72,6 +78,51 @@ def _status_bytes(pid: int, name: str) -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
+class Logs:
+    """Of a stack's services, kept in a folder while they are written: they go with the stack, however it is left."""
+
+    def __init__(self, folder: Path) -> None:
+        """What is there of an earlier run goes."""
+        self._folder = folder
+        self._followed: dict[Path, tuple[BinaryIO, BinaryIO]] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        for older in folder.glob("*.log"):
+            older.unlink()
+
+    def look(self, stack: Stack) -> None:
+        """Takes what is new. A log that was seen once is read to its end, also when it is gone from its folder."""
+        for path in (process.log_path for process in stack.processes.values()):
+            if path not in self._followed and path.exists():
+                self._followed[path] = path.open("rb"), (self._folder / path.name).open("wb")
+        for log, kept in self._followed.values():
+            kept.write(log.read())
+            kept.flush()
+
+    def close(self) -> None:
+        for log, kept in self._followed.values():
+            log.close()
+            kept.close()
+
+
+def told_events(log: Path) -> list[dict[str, Any]]:
+    """What a model's log says of its ways: names and fields of events; none where there is no log."""
+    found = []
+    for line in log.read_text(errors="replace").splitlines() if log.exists() else ():
+        with suppress(ValueError):  # what no logger has written
+            entry = json.loads(line)
+            if isinstance(entry, dict) and str(entry.get("event")).startswith(TOLD):
+                found.append({name: value for name, value in entry.items() if name not in ("timestamp", "service")})
+    return found
+
+
+def judge_static(report: Report, name: str, events: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Whether the models of a stack take static steps: without them everything else may pass, too."""
+    for model in MODELS:
+        said = [event["event"] for event in events[model] if event["event"].startswith(STATIC_STEPS)]
+        is_on = f"{STATIC_STEPS}on" in said
+        report.equals(f"{name}: static steps of the {model}", "on" if is_on else f"its log says {said}", "on")
+
+
 @dataclass(frozen=True)
 class Running:
     captioner: AsyncCaptioner
@@ -80,14 +131,16 @@ class Running:
 
 
 @asynccontextmanager
-async def running(options: StackOptions, device: torch.device) -> AsyncIterator[Running]:
-    """A stack whose memory is watched from its start."""
+async def running(options: StackOptions, device: torch.device, logs_folder: Path) -> AsyncIterator[Running]:
+    """A stack whose memory is watched and whose logs are kept from its start, also of one that fails there."""
     stack, memory, began = Stack(options, report=say), Memory(), time.monotonic()
+    logs = Logs(logs_folder)
     memory.look(stack, device)
 
     async def watch() -> None:
         while True:
             memory.look(stack, device)
+            logs.look(stack)
             await asyncio.sleep(SAMPLE_S)
 
     watching = asyncio.create_task(watch())
@@ -97,6 +150,8 @@ async def running(options: StackOptions, device: torch.device) -> AsyncIterator[
             memory.look(stack, device)
     finally:
         watching.cancel()
+        logs.look(stack)
+        logs.close()
 
 
 # -- the three stacks -------------------------------------------------------------------------------------------------
@@ -110,13 +165,15 @@ class Work:
     long: int
     """Tokens of a caption that a draft must have time to join."""
     device: torch.device
+    logs: Path
+    """Where the logs of the stack go."""
 
     @property
     def told_bytes(self) -> int:
         """Of both models' weights, and of what they are told that they may keep."""
         folders = Path(self.options.target_model), Path(self.options.draft_model or "")
         weights = sum(shard.stat().st_size for folder in folders for shard in folder.glob("*.safetensors"))
-        return weights + 2 * (KV_MB + CACHE_MB) * MIB
+        return weights + (2 * KV_MB + sum(CACHE_MB.values())) * MIB
 
     async def caption(self, stack: Running, clip: int, **asked: Any) -> Captioned:
         options = CaptionOptions.from_mapping({"gate": False, "max_window": STRICT_WIDTH - 1, **asked})
@@ -124,18 +181,22 @@ class Work:
 
 
 async def serve_pair(work: Work, report: Report) -> dict[str, Any]:
-    """Times of the second clip, as the first one of a stack also pays for what is done once; and of a second prompt
-    about it: the target has its video's states then, and the draft its embeddings, so that little but the guidance
-    itself is waited for."""
-    async with running(work.options, work.device) as stack:
+    """Times of the second clip, as the first one of a stack also pays for what is done once; of a second prompt about
+    it: the target has its video's states then, and the draft its embeddings; and of a third clip without a draft, as
+    both models encode a clip at the same time, on one GPU.
+
+    Of guidance the target's part is judged: all layers of the second prompt's text, behind the first of which it is
+    made. What the draft waits for it has the hashing of all frames in it, at both models, and the frames' way there."""
+    async with running(work.options, work.device, work.logs) as stack:
         say(f"gpu-serve: ready after {stack.ready_s:.0f} s")
         await work.caption(stack, 0, method="slipstream")
         drafted = await work.caption(stack, 1, method="slipstream")
         again = await work.caption(stack, 1, method="slipstream", prompt=SECOND_PROMPT)
         plain = await work.caption(stack, 1, method="autoregressive")
+        alone = await work.caption(stack, 2, method="autoregressive")
     timings, second = drafted.caption.timings, again.caption
     wanted = work.template.max_new_tokens
-    encode_s = max(timings.target_encode_s, timings.draft_encode_s)
+    guided_s = second.timings.target_prefill_s if second.video.reused_tokens else None
     waited_s = second.timings.draft_encode_s + second.timings.draft_guidance_s
     report.at_most("ready, s", stack.ready_s, MOST_READY_S)
     own = max(stack.memory.anonymous_bytes.values())
@@ -143,14 +204,17 @@ async def serve_pair(work: Work, report: Report) -> dict[str, Any]:
     beside = None if stack.memory.device_bytes is None else stack.memory.device_bytes - work.told_bytes
     report.at_most("device memory beside weights, keys and values, bytes", beside, MOST_BESIDE_BYTES)
     report.equals("tokens of a caption", drafted.caption.num_tokens, wanted)
-    report.at_most("encoding, s", encode_s, MOST_ENCODE_S)
-    report.at_most("guidance of a second prompt, s", waited_s if second.video.reused_tokens else None, MOST_GUIDANCE_S)
+    report.at_most("encoding of a plain caption, s", alone.caption.timings.target_encode_s or None, MOST_ENCODE_S)
+    report.shows("encoding while both models encode, s", max(timings.target_encode_s, timings.draft_encode_s))
+    report.at_most("guidance of a second prompt: all of the target's layers, s", guided_s, MOST_GUIDANCE_S)
+    report.shows("guidance of a second prompt: the draft's wait, hashing of frames included, s", waited_s)
     return {
         "ready_s": stack.ready_s,
         "memory": vars(stack.memory),
         "video": {"frames": drafted.caption.video.num_frames, "tokens": drafted.caption.video.video_tokens},
         "timings": vars(timings),
         "second_prompt": {"reused_tokens": second.video.reused_tokens, "timings": vars(second.timings)},
+        "plain_timings": vars(alone.caption.timings),
         "plain_pass_s": plain.caption.speculation.target_pass_s,
         "draft_pass_s": drafted.caption.speculation.draft_pass_s,
         "tau": drafted.caption.speculation.tau,
@@ -161,7 +225,7 @@ async def serve_pair(work: Work, report: Report) -> dict[str, Any]:
 async def serve_strict(work: Work, report: Report) -> dict[str, Any]:
     flags = {**FRESH, "target": (*FRESH["target"], "--strict-width", str(STRICT_WIDTH))}
     options = replace(work.options, draft_model=work.options.target_model, extra_flags=flags)
-    async with running(options, work.device) as stack:
+    async with running(options, work.device, work.logs) as stack:
         drafted = await _judged(work, stack)
         plain = await work.caption(stack, 0, method="autoregressive", max_new_tokens=work.long)
     report.equals("strict text: windows were judged", drafted.caption.speculation.windows > 0, True)
@@ -174,7 +238,7 @@ async def serve_strict(work: Work, report: Report) -> dict[str, Any]:
 async def serve_own_draft(work: Work, report: Report) -> dict[str, Any]:
     same = work.options.draft_model or ""
     options = replace(work.options, target_model=same, dtype="float32", extra_flags=FRESH)
-    async with running(options, work.device) as stack:
+    async with running(options, work.device, work.logs) as stack:
         drafted = await _judged(work, stack)
     found = drafted.caption.speculation
     # The limit cuts the last window: tokens behind it were judged, and are no text. A refusal makes the draft restart.
@@ -216,35 +280,46 @@ async def measure(given: Namespace, report: Report, folder: Path) -> dict[str, A
     if given.device.type == "cuda":
         torch.cuda.empty_cache()
     frames, tokens, long, sides = (8, 12, 200, TINY_SIDES) if given.tiny else (128, 64, 256, SIDES)
-    clips = [folder / f"{number}.mp4" for number in range(2)]
+    clips = [folder / f"{number}.mp4" for number in range(3)]
     for number, clip in enumerate(clips):
         clip.write_bytes(make_colour_clip(number, frames, size=sides))
     threads = 1 if given.tiny else None
     options = StackOptions(places["target"], places["draft"], str(given.device), restart=False, threads=threads)
     budget = () if given.tiny else ("--kv-budget-mb", str(KV_MB))
     caches = {"target": "--prefix-cache-mb", "draft": "--embedding-cache-mb"}
-    options = replace(options, extra_flags={name: (*budget, flag, str(CACHE_MB)) for name, flag in caches.items()})
+    flags = {name: (*budget, flag, str(CACHE_MB[name])) for name, flag in caches.items()}
+    options = replace(options, extra_flags=flags)
     template = CaptionOptions(PROMPT, num_frames=frames, max_new_tokens=tokens, guidance="scores")
-    work = Work(options, clips, template, long, given.device)
+    work = Work(options, clips, template, long, given.device, given.logs)
     found: dict[str, Any] = {"geometries": NAMES, "written_s": written_s}
     for name in given.only:
         say(f"gpu-serve: {name}")
-        try:
-            async with asyncio.timeout_at(ends):
-                found[name] = await STACKS[name](work, report)
-        except TimeoutError:
-            found[name] = {"error": f"the time was up after {OWN_LIMIT_S:g} s"}
-            report.equals(f"{name} was served", found[name], "in time")
-        except Exception as error:  # the other stacks still tell something
-            found[name] = {"error": f"{type(error).__name__}: {error}"}
-            report.equals(f"{name} was served", found[name], "without an error")
+        found[name] = await _serve(name, replace(work, logs=given.logs / name), report, ends)
     return found
+
+
+async def _serve(name: str, work: Work, report: Report, ends: float) -> dict[str, Any]:
+    """What one stack shows, or why it does not; and what its models say of their ways."""
+    try:
+        async with asyncio.timeout_at(ends):
+            found = await STACKS[name](work, report)
+    except TimeoutError:
+        found = {"error": f"the time was up after {OWN_LIMIT_S:g} s"}
+        report.equals(f"{name} was served", found, "in time")
+    except Exception as error:  # the other stacks still tell something
+        found = {"error": f"{type(error).__name__}: {error}"}
+        report.equals(f"{name} was served", found, "without an error")
+    events = {model: told_events(work.logs / f"{model}.log") for model in MODELS}
+    if "error" not in found and work.device.type == "cuda":
+        judge_static(report, name, events)
+    return found | {"events": events, "logs": str(work.logs)}
 
 
 def main(argv: Sequence[str]) -> None:
     parser = make_gpu_parser("gpu-serve", "Models of full size through the real stack.")
     words = "where Qwen2.5-VL-7B and Qwen2.5-VL-3B of `gpu-write` are, or go and stay; without it they go"
     parser.add_argument("--folders", type=Path, help=words)
+    parser.add_argument("--logs", type=Path, default=FOLDER / "gpu-serve-logs", help="where the services' logs stay")
     parser.add_argument("--only", nargs="+", choices=list(STACKS), default=list(STACKS), metavar="STACK")
     given = parse_device(parser, argv)
     report = Report(given)

@@ -23,9 +23,10 @@ def markdown(document: Row) -> str:
             _table([{"encoding": model["encoding"]}]),
             "Target passes by rows, prefill and memory:",
             _table([{**row, "draft": None} for row in sizes]),
-            f"Draft tokens by pruned share; bound: bytes / {bandwidth / 1e12:.2f} TB/s as copied here:",
-            _table(draft),
         ]
+        if draft:
+            parts += [f"Draft tokens by pruned share; bound: bytes / {bandwidth / 1e12:.2f} TB/s as copied here:"]
+            parts += [_table(draft)]
     if document["pairs"]:
         parts += ["## Speed ratios of pairs", _table(document["pairs"])]
     return "\n\n".join(parts) + "\n"
@@ -51,11 +52,12 @@ def _cells(row: Row, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _draft_rows(row: Row, bandwidth: float) -> list[Row]:
-    if "error" in row["draft"]:
-        return [_named(row, **row["draft"])]
+    """None of a model that is nobody's draft."""
+    draft = row.get("draft", {})
+    if "error" in draft:
+        return [_named(row, **draft)]
     return [
-        _named(row, alpha=alpha, **found, bound_s=found["pass_bytes"] / bandwidth)
-        for alpha, found in row["draft"].items()
+        _named(row, alpha=alpha, **found, bound_s=found["pass_bytes"] / bandwidth) for alpha, found in draft.items()
     ]
 
 
@@ -67,24 +69,31 @@ def _named(row: Row, **others: object) -> Row:
 
 
 def pair_rows(pair: Pair, models: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
-    """c by alpha for each length of video at which both models of a pair were measured, with the draft as the engine
-    runs it and as a CUDA graph would. `models`: by name, the rows of `measure_all`."""
+    """c by alpha for each length of video at which both models of a pair were measured: both eager, and both by CUDA
+    graphs. `models`: by name, the rows of `measure_all`."""
     rows = []
     for draft, target in measured_pairs(pair, models):
-        plain_s = target["passes"]["1"]["s"]
+        plain_s, plain_graph_s = target["passes"]["1"]["s"], graph_passes(target).get("1")
         for alpha, found in draft["draft"].items():
             draft_s, graph_s = found["eager"]["s"], best_graph_s(found)
             row = {"pair": pair.name, "video_tokens": draft["video_tokens"], "alpha": alpha}
             row |= {"draft_pass_s": draft_s, "c": plain_s / draft_s}
-            rows.append(row | ({"graph_pass_s": graph_s, "graph_c": plain_s / graph_s} if graph_s else {}))
+            if graph_s and plain_graph_s:
+                row |= {"graph_pass_s": graph_s, "graph_c": plain_graph_s / graph_s}
+            rows.append(row)
     return rows
 
 
 def measured_pairs(pair: Pair, models: Mapping[str, Sequence[Row]]) -> list[tuple[Row, Row]]:
-    """The rows of draft and target at each length at which neither failed."""
-    drafts = {row["video_tokens"]: row for row in models.get(pair.draft, ()) if "error" not in row["draft"]}
-    targets = {row["video_tokens"]: row for row in models.get(pair.target, ()) if "error" not in row["passes"]}
+    """The rows of draft and target at each length at which both have times: none failed, or was begun too late."""
+    drafts = {row["video_tokens"]: row for row in models.get(pair.draft, ()) if _has_times(row, "draft")}
+    targets = {row["video_tokens"]: row for row in models.get(pair.target, ()) if _has_times(row, "passes")}
     return [(drafts[size], targets[size]) for size in sorted(drafts.keys() & targets.keys())]
+
+
+def _has_times(row: Row, part: str) -> bool:
+    found = row.get(part, {})
+    return bool(found) and "error" not in found
 
 
 def best_graph_s(row: Row) -> float | None:
@@ -93,9 +102,16 @@ def best_graph_s(row: Row) -> float | None:
     return static["ahead_s"] if static.get("captured") else None
 
 
+def graph_passes(target: Row) -> dict[str, float]:
+    """Seconds of a target's passes by their rows, from captured graphs; empty where there are none."""
+    static = target.get("static_passes", {})
+    passes = static.get("passes", {}) if static.get("captured") else {}
+    return {rows: timing["s"] for rows, timing in passes.items()}
+
+
 def replay_tables(document: Row) -> list[dict[str, Any]]:
-    """For every pair and length of video: with the draft as it is, and, where its passes were captured, as CUDA graphs
-    would make it."""
+    """For every pair and length of video: both models eager, and, where the passes of both were captured, as CUDA
+    graphs make them."""
     models = {model["name"]: model for model in document["models"]}
     by_name = {name: model["sizes"] for name, model in models.items()}
     source = f"bench gpu on {document['device_name']}, {document['dtype']}{', TINY' if document['tiny'] else ''}"
@@ -111,16 +127,19 @@ def replay_tables(document: Row) -> list[dict[str, Any]]:
             }
             tables.append(table)
             graphs = {alpha: best_graph_s(row) for alpha, row in draft["draft"].items()}
-            if None not in graphs.values():
-                name = f"{table['name']}, draft from graphs"
-                tables.append({**table, "name": name, "draft": {**table["draft"], "pass_s": graphs}})
+            if (target_graphs := graph_passes(target)) and None not in graphs.values():
+                both = {
+                    "target": {**table["target"], "pass_s": target_graphs},
+                    "draft": {**table["draft"], "pass_s": graphs},
+                }
+                tables.append({**table, "name": f"{table['name']}, from graphs", **both})
     return tables
 
 
 def _target_times(target: Row, encoding: Row) -> dict[str, Any]:
     times: dict[str, Any] = {"pass_s": {rows: timing["s"] for rows, timing in target["passes"].items()}}
     prefill = target["prefill"]
-    if "error" not in prefill:
+    if "whole" in prefill:
         whole_s = prefill["whole"]["s"]
         guidance_s = prefill["until_layer"]["s"] + prefill["guidance"]["make_states_s"]
         times |= {"prefill_s": whole_s, "guidance_s": min(guidance_s, whole_s)}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import reference
-from bench.common import Budget, Captioned, Task, Usage, cpu_s, forget_peak, peak_bytes, run_caption, say
+from bench.common import NO_TIME, Budget, Captioned, Task, Usage, cpu_s, forget_peak, peak_bytes, run_caption, say
 from bench.methods.agreement import Agreement, accepted_shares, draft_agreements, kept_tokens
 from bench.methods.listing import ALPHA, ENGINE_PLAIN, BenchMethod, Place, caption_options
 from bench.methods.samples import Sample, median, reference_sample, stack_sample
@@ -87,9 +87,11 @@ async def start_processes(target: Path, draft: Path, device: str, dtype: str) ->
 
 
 def _settings(target: Path, draft: Path, device: str, dtype: str) -> dict[Place, StackOptions]:
-    pair = StackOptions(target, draft, device=device, dtype=dtype, threads=1, pin=True, extra_flags=FRESH)
+    is_cpu = device == "cpu"  # elsewhere a core each would be what is measured
+    threads = 1 if is_cpu else None
+    pair = StackOptions(target, draft, device=device, dtype=dtype, threads=threads, pin=is_cpu, extra_flags=FRESH)
     settings = {Place.PAIR: pair, Place.SAME: replace(pair, draft_model=target)}
-    if device == "cpu":
+    if is_cpu:
         num_cores = len(os.sched_getaffinity(0))
         settings[Place.PAIR_BOTH_CORES] = StackOptions(target, draft, extra_flags=FRESH)
         settings[Place.BOTH_CORES] = StackOptions(target, None, threads=num_cores, extra_flags=FRESH)
@@ -134,11 +136,17 @@ class Comparison:
 
     def __post_init__(self) -> None:
         self._methods = [m for m in self.compared if m.place is Place.OUTSIDE or m.place in self.processes.stacks]
-        self._clip_s: list[float] = []
+        self._caption_s: dict[str, float] = {}
+        """Of each method's last whole caption."""
 
     async def warm_up(self) -> None:
-        """One caption of few tokens by every method; those that a stack refuses are left out of all that follows."""
+        """One caption of few tokens by every method; those that a stack refuses are left out of all that follows, and
+        so are those for which there is no time."""
         for method in list(self._methods):
+            if not self.budget.allows(0.0):
+                self._methods.remove(method)
+                self.findings.notes.append(f"{method.name} is left out: {NO_TIME} for it")
+                continue
             say(f"warming up: {method.name}")
             try:
                 await self._measure(method, self.clips[0], WARM_UP_TOKENS)
@@ -152,10 +160,8 @@ class Comparison:
         for number, clip in enumerate(self.clips):
             if number == TIMELINES_AFTER_CLIPS:
                 await self._draw_timelines()
-            if number > TIMELINES_AFTER_CLIPS and not self.budget.allows(
-                self._clip_s[-1], reserved_s=self._epilogue_s(number + 1)
-            ):
-                self.findings.notes.append(f"{number} of {len(self.clips)} clips: there was no time for more")
+            if not self._allows(sum(self._expected_s(method.name) for method in self._methods_of(number)), number + 1):
+                self.findings.notes.append(f"{number} of {len(self.clips)} clips: {NO_TIME} for more")
                 break
             await self._run_clip(number, clip)
         if len(self.clips) <= TIMELINES_AFTER_CLIPS:
@@ -164,22 +170,40 @@ class Comparison:
             await self._consult()
 
     async def _run_clip(self, number: int, clip: Path) -> None:
-        began_s = self.budget.spent_s
-        methods = [m for m in self._methods if m.max_clips is None or number < m.max_clips]
-        turn = number % len(methods)
+        methods = self._methods_of(number)
+        turn = number % max(len(methods), 1)
         for method in methods[turn:] + methods[:turn]:
+            if not self._allows(self._expected_s(method.name), number + 1):
+                self.findings.notes.append(f"{method.name} was not measured on {clip.stem}: {NO_TIME} for it")
+                continue
             say(f"clip {number + 1} of {len(self.clips)}: {method.name}")
+            began_s = self.budget.spent_s
             try:
                 self.findings.samples.append(await self._measure(method, clip, self.template.max_new_tokens))
             except SlipstreamError as error:
                 self.findings.notes.append(f"{method.name} failed on {clip.stem}: {error}")
-        self._clip_s.append(self.budget.spent_s - began_s)
+            self._caption_s[method.name] = self.budget.spent_s - began_s
         self.findings.num_clips = number + 1
+
+    def _methods_of(self, number: int) -> list[BenchMethod]:
+        """Those that caption the clip of that number."""
+        return [method for method in self._methods if method.max_clips is None or number < method.max_clips]
+
+    def _expected_s(self, name: str) -> float:
+        """Of a caption by that method: what its last one took, or else the longest one so far."""
+        return self._caption_s.get(name) or max(self._caption_s.values(), default=0.0)
+
+    def _allows(self, seconds: float, num_clips: int) -> bool:
+        """Whether there is time for it, and then for what is asked about so many clips."""
+        return self.budget.allows(seconds, reserved_s=self._epilogue_s(num_clips))
 
     async def _draw_timelines(self) -> None:
         """Captions of the first clip of which the gateway tells what the models did when."""
         names = {method.name for method in self._methods}
         for name in [name for name in TIMELINES if name in names]:
+            if not self._allows(self._expected_s(name), self.findings.num_clips):
+                self.findings.notes.append(f"timeline of {name}: {NO_TIME} for it")
+                continue
             say(f"timeline: {name}")
             asked = caption_options(method=name, trace=True)
             try:

@@ -176,7 +176,9 @@ class CaptionRun:
         self._emit(StageChange("resume", resumptions.count, MAX_RESUMPTIONS, str(failure)))
         self._drafting, self._restarted_at, self._window = None, None, ()  # `_run_at_target` has let the draft go
         self._proposals.forget()
-        self._carry_out(self._pipeline.on_target_lost())
+        actions = self._pipeline.on_target_lost()
+        if self._call is not None:  # else no target could be called yet, and there is nothing to carry out
+            self._carry_out(actions)
         self._key = SessionKey()  # the lost session may linger there
         try:
             await self._peers.target.wait(wait_s)
@@ -191,6 +193,7 @@ class CaptionRun:
             self._call.judge(replay.window)
             return
         self._replay = None
+        self._stats.caught_up(self._loop.time())
         self._stats.tokens += replay.tokens[len(self._stats.tokens) :]
         self._emit(StageChange("resumed", len(replay.tokens), len(replay.tokens)))
         self._pass_started, self._stats.stop_string = self._loop.time(), fresh.verdict.stop_string

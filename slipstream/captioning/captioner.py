@@ -11,7 +11,7 @@ from slipstream.captioning.late_hints import LateHints
 from slipstream.captioning.media import Media, VideoFile
 from slipstream.captioning.plan import CaptionPlan, new_costs
 from slipstream.captioning.stats import CaptionStats
-from slipstream.errors import LimitExceeded, ServiceUnavailable, SlipstreamError
+from slipstream.errors import DeadlineExceeded, LimitExceeded, SlipstreamError
 from slipstream.frame_size import ANY_SIZE
 from slipstream.logs import get_logger
 from slipstream.messages import Caption, StageChange
@@ -70,7 +70,8 @@ class GatewayCaptioner:
 
         Raises:
             Overloaded: too many captions are in work.
-            ServiceUnavailable: no target, or the caption took longer than this server allows.
+            ServiceUnavailable: no target.
+            DeadlineExceeded: the caption took longer than this server allows.
             SlipstreamError: whatever is wrong with the video, the request or the models.
         """
         limit_s = self._config.request_timeout_s
@@ -79,7 +80,7 @@ class GatewayCaptioner:
                 return await self._caption_source(plan, upload, emit)
         except TimeoutError:
             message = f"the caption was not done within this server's limit of {limit_s:g} s"
-            raise ServiceUnavailable(message) from None
+            raise DeadlineExceeded(message) from None
 
     async def check(self, plan: CaptionPlan, *, wait_for_ready: bool = False) -> ModelInfo:
         """What the target serves now. Raises `ServiceUnavailable` without a target, `VersionMismatch` for one of a
@@ -157,7 +158,10 @@ class GatewayCaptioner:
                 late_hints=late_hints,
             )
             caption = await run.run()
-            self._book.end(opening, caption.num_tokens, caption.timings.first_token_s)
+            if plan.delivered:  # what it took is the end of a caption, which tells nothing of whole ones
+                self._book.give_up(opening)
+            else:
+                self._book.end(opening, caption.num_tokens, caption.timings.first_token_s)
         self._report(plan, caption)
         return caption
 

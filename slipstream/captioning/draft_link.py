@@ -125,6 +125,7 @@ def plain_words(error: SlipstreamError) -> str:
 # -- draft link -------------------------------------------------------------------------------------------------------
 
 FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 0.1, 5.0
+_INTERNAL = "internal error; the gateway's log has the details"
 
 
 class DraftListener(Protocol):
@@ -180,6 +181,9 @@ class DraftLink:
                 reason = plain_words(error)
                 if back_off_s == FIRST_BACK_OFF_S:
                     self._listener.draft_missing(reason)
+            except Exception:
+                get_logger().exception("draft.not_chosen")
+                reason = _INTERNAL
             else:
                 reason = await self._take_part(draft)
                 self._listener.draft_lost(reason)
@@ -206,6 +210,6 @@ class DraftLink:
             return plain_words(error)
         except Exception:
             get_logger().exception("draft.failed")
-            return "internal error; the gateway's log has the details"
+            return _INTERNAL
         finally:
             call.cancel()

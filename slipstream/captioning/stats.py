@@ -95,6 +95,11 @@ class CaptionStats:
             self.resume_s += now - self.lost_at
             self.lost_at = 0.0
 
+    def caught_up(self, now: float) -> None:
+        """The text that was delivered before is here again; what is measured of the text begins now."""
+        self.first_token = self.first_token or now
+        self.last_token = self.last_token or now
+
     def target_lost(self, now: float) -> None:
         """The target was lost, and the caption is to go on."""
         self.resumptions += 1

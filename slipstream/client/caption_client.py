@@ -3,6 +3,7 @@
 import asyncio
 import os
 import stat
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -174,6 +175,9 @@ class _Received:
     is_confirmed: bool = True
     """The gateway has found the tokens again that came from another."""
     is_finished: bool = False
+    first_text_s: float = 0.0
+    """When the first text came, by this process' clock; 0: none yet."""
+    last_text_s: float = 0.0
 
     def add(self, event: CaptionEvent) -> CaptionEvent:
         """The event itself; a caption gets the tokens that came before it."""
@@ -183,14 +187,20 @@ class _Received:
             raise ProtocolViolation("this gateway is of a release that resumes no captions; ask for the caption anew")
         if isinstance(event, CommittedText):
             self.tokens += event.tokens
+            self.last_text_s = time.monotonic()
+            self.first_text_s = self.first_text_s or self.last_text_s
         return self._whole(event) if isinstance(event, Caption) else event
 
     def _whole(self, caption: Caption) -> Caption:
         self.is_finished = True
         if self.num_resumptions and caption.text != "".join(token.piece for token in self.tokens):
             raise ResumeMismatch("the resumed caption has another text than what was delivered; ask for it anew")
-        resumptions = caption.timings.resumptions + self.num_resumptions
-        return replace(caption, tokens=tuple(self.tokens), timings=replace(caption.timings, resumptions=resumptions))
+        timings = caption.timings
+        if self.num_resumptions:  # the gateway that ended it knows of its own part alone
+            writing_s = self.last_text_s - self.first_text_s
+            resumptions = timings.resumptions + self.num_resumptions
+            timings = replace(timings, resumptions=resumptions, generate_s=writing_s)
+        return replace(caption, tokens=tuple(self.tokens), timings=timings)
 
     def failure(self, error: grpc.aio.AioRpcError, timeout_s: float) -> SlipstreamError:
         """What the call's failure means for a caption of which so much has come."""

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -34,6 +35,9 @@ IMPLEMENTATION = "slipstream"
 
 _MAX_ROWS = 64
 """Query rows that `MatmulKernel` scores at a time: bounds its score matrix and is the fastest block."""
+_UNPLANNED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+"""What decoding takes of SDPA on CUDA. cuDNN's, the one left out, makes a plan on the host for each number of keys, of
+which every pass has another."""
 
 
 class Kernel(Protocol):
@@ -71,8 +75,7 @@ class SdpaKernel:
         kv_heads = keys.shape[0]
         folded = query.reshape(1, kv_heads, -1, head_dim)
         mask = segment.folded_mask(heads // kv_heads) if segment.is_masked else None
-        output = scaled_dot_product_attention(folded, keys[None], values[None], attn_mask=mask, scale=scale)
-        return output.view(heads, num_rows, head_dim)
+        return _attended(folded, keys[None], values[None], mask, scale).view(heads, num_rows, head_dim)
 
     def attend_causal(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         return scaled_dot_product_attention(
@@ -83,6 +86,13 @@ class SdpaKernel:
             scale=scale,
             enable_gqa=query.shape[0] != keys.shape[0],
         )[0]
+
+
+def _attended(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    if not query.is_cuda:
+        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+    with sdpa_kernel([*_UNPLANNED]):
+        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
 
 
 class MatmulKernel(SdpaKernel):

@@ -1,6 +1,7 @@
 """The calling side: channels, gRPC failures as our errors, the status that comes first, tokens as metadata."""
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
@@ -37,6 +38,8 @@ from slipstream.rpc.tls import PeerSecurity, is_local
 
 WRITE_FAILED = "Internal error from Core"
 """What grpc.aio says when a message could not be sent because the peer is gone: https://github.com/grpc/grpc/issues/36066."""
+_HINT = re.compile("[0-9]{1,9}", re.ASCII)
+"""Of milliseconds; a peer may write anything."""
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 """Codes of no answer. CANCELLED is what a call gets that meets a server just as it closes; of calls that this side has
 cancelled nobody hears as failed."""
@@ -117,7 +120,7 @@ def is_answer(error: grpc.aio.AioRpcError) -> bool:
 def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
     """The peer's hint, if it gave one that makes sense."""
     hints = [str(value) for key, value in error.trailing_metadata() or () if key == RETRY_AFTER_KEY]
-    return int(hints[0]) / 1000 if hints and hints[0].isdecimal() else None
+    return int(hints[0]) / 1000 if hints and _HINT.fullmatch(hints[0]) else None
 
 
 # -- first status -----------------------------------------------------------------------------------------------------

@@ -57,6 +57,8 @@ class RemoteModel:
             )
         except grpc.aio.AioRpcError as error:
             raise as_slipstream_error(error, self.role) from None
+        if message is None:
+            raise ServiceUnavailable(f"the {self.role} sent bytes that are no message")
         model = read_model_info(message)
         check_protocol(self.role, model, "gateway", ModelInfo())
         self.model, self.load = model, read_load(message)
@@ -296,8 +298,7 @@ class DraftCall(_Call[draft_pb2.DraftRequest]):
             finally:
                 if not reading.done():
                     reading.cancel()
-                    with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
-                        await reading
+                    await asyncio.wait({reading})  # what cancels us meanwhile is not taken for its end
             if message is grpc.aio.EOF:
                 return
             if message is None:

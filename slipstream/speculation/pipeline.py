@@ -249,6 +249,8 @@ class Pipeline:
             self._hints_lead = verdict.num_accepted > num_accepted
         elif num_drafted is not None and kind is PassKind.SELF:
             depth = min(depth, num_drafted)
+        if _ended_within(verdict) and num_accepted == verdict.num_accepted:
+            depth = num_accepted  # what lay behind was not judged
         if depth and not self._line.counts_tokens:
             self.costs.observe_window(num_accepted, depth)
             self.num_accepted += num_accepted
@@ -366,3 +368,8 @@ def _new_line(shape: Shape, costs: CostModel, max_window: int) -> DraftLines:
         return Line() if shape is Shape.CHAIN else TreeLine()
     assert isinstance(costs, TreeCosts), "a dynamic tree learns what its candidates are worth"
     return DynamicLine(growth, costs, max_window)
+
+
+def _ended_within(verdict: Verdict) -> bool:
+    """The text ended with an accepted token, or at its limit, to which windows are cut: no token was rejected."""
+    return verdict.own_token is None or verdict.finish_reason is FinishReason.LENGTH

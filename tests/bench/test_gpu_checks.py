@@ -1,6 +1,8 @@
 """Every check for a GPU at tiny size on the CPU, through its own command: all lines run but those for CUDA alone."""
 
+import asyncio
 import json
+import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
@@ -15,14 +17,17 @@ from safetensors import safe_open
 from transformers import AutoModelForImageTextToText
 
 from bench.__main__ import PROGRAMS, main
-from bench.gpu import checks, folders, kernels, passes, serve, tp
+from bench.common import NO_TIME, ROOT
+from bench.gpu import checks, folders, passes, serve, tp
 from bench.gpu.checks import Report, failures, run_all
 from bench.gpu.measure import attempt
 from bench.gpu.random_model import GEOMETRIES, tiny
 from bench.output import finish
 from slipstream.engine import load_model
 from slipstream.engine.static.steps import StaticSteps
+from slipstream.errors import SlipstreamError
 from slipstream.families.checkpoints import folders_tokenizer_digest
+from slipstream.stack.local import StackOptions
 
 TINY = ("--tiny", "--device", "cpu")
 CPU = torch.device("cpu")
@@ -57,6 +62,15 @@ def judged(document: dict[str, Any]) -> dict[str, bool]:
     return {row["check"]: row["ok"] for row in document["checks"] if row["ok"] is not None}
 
 
+WITHOUT_AV = "import importlib, sys; sys.modules['av'] = None; [*map(importlib.import_module, sys.argv[1:])]"
+
+
+def test_commands_that_caption_nothing_need_no_video_library() -> None:
+    names = ("gpu-graph", "gpu-kernels", "gpu-vision", "gpu", "gpu-check")
+    modules = {PROGRAMS[name][0].partition(":")[0] for name in names}
+    subprocess.run([sys.executable, "-c", WITHOUT_AV, *modules], cwd=ROOT, check=True)
+
+
 # -- reports ----------------------------------------------------------------------------------------------------------
 
 
@@ -71,7 +85,8 @@ def test_a_full_run_judges_all_and_takes_nothing_missing_for_good() -> None:
     for value in (1.0, 1.1, None, {"error": "no memory"}):
         report.at_most("seconds", value, 1.0)
     report.equals("text", "a", "b")
-    assert [row["ok"] for row in report.rows] == [True, False, False, False, False]
+    report.shows("seconds", 100.0)
+    assert [row["ok"] for row in report.rows] == [True, False, False, False, False, None]
     assert report.rows[3]["value"] == "no memory" and not report.ok
 
 
@@ -120,11 +135,12 @@ def test_failures_are_named() -> None:
         "tables": [{"methods": [{"method": "slipstream", "identical": 1.0, "late": True}]}],
         "models": [
             {"name": "one", "sizes": [{"passes": {"1": {"s": 1.0}}}]},
-            {"name": "two", "sizes": [{"passes": {"error": "no memory"}}]},
+            {"name": "two", "sizes": [{"passes": {"error": "no memory"}}, {}]},
         ],
+        "notes": [f"std: {NO_TIME} for it", "sd lost its draft"],
     }
-    assert [line.partition(":")[0] for line in failures(document)] == ["a", "sd", "slipstream", "two"]
-    assert [line.partition(":")[0] for line in failures(document, tiny=True)] == ["a", "sd", "two"]
+    assert [line.partition(":")[0] for line in failures(document)] == ["a", "std", "sd", "slipstream", "two"]
+    assert [line.partition(":")[0] for line in failures(document, tiny=True)] == ["a", "std", "sd", "two"]
 
 
 @pytest.mark.parametrize(
@@ -149,10 +165,32 @@ def test_what_a_command_leaves(
     assert not ok or json.loads((tmp_path / "a.json").read_text()) == {"checks": []}
 
 
+@pytest.mark.parametrize("end", ["time.sleep(600)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_what_a_command_printed_outlives_it(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "LIMIT_S", 2.0 if "sleep" in end else 60)
+    script = f"import os, signal, time; print('measured so far'); {end}"
+    assert not checks.run_one([sys.executable, "-c", script], tmp_path / "a.json")["ok"]
+    assert (tmp_path / "a.txt").read_text() == "measured so far\n"
+
+
+def test_a_document_that_does_not_name_its_device_is_told(tmp_path: Path) -> None:
+    for number, said in enumerate(({}, {"device_name": "its own"})):
+        kept, script = tmp_path / f"{number}.json", f"print({json.dumps(said)!r})"
+        assert checks.run_one([sys.executable, "-c", script], kept, told={"device_name": "a GPU"})["ok"]
+        assert json.loads(kept.read_text()) == {"device_name": "a GPU"} | said
+
+
 def test_all_commands_run_in_order_whatever_they_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(checks, "run_one", lambda argv, kept, tiny: asked.append(argv) or {"ok": len(asked) > 1})
-    rows = run_all(list(checks.COMMANDS), "cuda:0", tmp_path, tiny=False)
+    asked, told = [], []
+
+    def run_one(argv: Any, kept: Path, **others: Any) -> dict[str, Any]:
+        asked.append(argv)
+        told.append(others["told"])
+        return {"ok": len(asked) > 1}
+
+    monkeypatch.setattr(checks, "run_one", run_one)
+    rows = run_all(list(checks.COMMANDS), "cuda:0", tmp_path, tiny=False, device_name="a GPU")
+    assert told == [{"device_name": "a GPU"}] * (len(rows) - 1) + [{}], "the last one needs no GPU"
     assert [row["command"] for row in rows] == list(checks.COMMANDS) == [argv[3] for argv in asked]
     assert not rows[0]["ok"] and all(row["ok"] for row in rows[1:])
     tables = str(tmp_path / "tables")
@@ -199,18 +237,66 @@ def test_written_pairs_share_their_tokenizer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stack", ["pair", "strict", "own-draft"])
 def test_serve(run: Any, stack: str, tmp_path: Path) -> None:
-    document, status = run("gpu-serve", "--only", stack, "--folders", str(tmp_path))
+    options = ("--folders", str(tmp_path), "--logs", str(tmp_path / "logs"))
+    document, status = run("gpu-serve", "--only", stack, *options)
     assert status == 0 and all(judged(document).values())
     if stack == "pair":
         assert document["pair"]["second_prompt"]["reused_tokens"] > 0
         assert any(row["check"].startswith("device memory beside weights") for row in document["checks"])
-        assert {"ready, s", "encoding, s", "guidance of a second prompt, s"} < {
-            row["check"] for row in document["checks"] if row["value"] is not None and row["value"] >= 0
-        }
+        assert {
+            "ready, s",
+            "encoding of a plain caption, s",
+            "encoding while both models encode, s",
+            "guidance of a second prompt: all of the target's layers, s",
+            "guidance of a second prompt: the draft's wait, hashing of frames included, s",
+        } < {row["check"] for row in document["checks"] if row["value"] is not None and row["value"] >= 0}
+        assert document["pair"]["plain_timings"]["draft_encode_s"] == 0
     else:
         assert judged(document)
+    assert document[stack]["events"] == {"target": [], "draft": []}, "a CPU takes no static steps by itself"
+    for name in ("target", "draft", "gateway"):
+        assert '"event"' in (tmp_path / "logs" / stack / f"{name}.log").read_text()
     memory = document[stack]["memory"]
     assert all(0 < memory["anonymous_bytes"][name] <= peak for name, peak in memory["host_bytes"].items())
+
+
+def test_a_stack_that_fails_leaves_its_logs(tmp_path: Path) -> None:
+    options = StackOptions(draft_model=None, extra_flags={"target": ("--kv-budget-mb", "none")}, restart=False)
+
+    async def start() -> None:
+        async with serve.running(options, CPU, tmp_path):
+            raise AssertionError("the target has no such budget")
+
+    (tmp_path / "draft.log").write_text("of an earlier run")
+    with pytest.raises(SlipstreamError):
+        asyncio.run(start())
+    assert "kv-budget-mb" in (tmp_path / "target.log").read_text() and not (tmp_path / "draft.log").exists()
+
+
+def test_events_of_a_log_say_by_which_way_a_model_goes(tmp_path: Path) -> None:
+    entries = [
+        {"event": "service.ready", "service": "target"},
+        {"event": "static_attention.tried", "name": "varlen", "seconds": 0.01, "timestamp": "now", "level": "info"},
+        {"event": "vision_attention.tried", "name": "flash-attn", "error": 0.001},
+        {"event": "static_steps.on", "layers": "compiled", "service": "target"},
+    ]
+    log = tmp_path / "target.log"
+    log.write_text("\n".join(["a library's own words", "17", *map(json.dumps, entries), '{"event": "static_steps.o']))
+    assert serve.told_events(log) == [
+        {"event": "static_attention.tried", "name": "varlen", "seconds": 0.01, "level": "info"},
+        {"event": "vision_attention.tried", "name": "flash-attn", "error": 0.001},
+        {"event": "static_steps.on", "layers": "compiled"},
+    ]
+    assert serve.told_events(tmp_path / "draft.log") == []
+
+
+def test_models_without_static_steps_do_not_pass() -> None:
+    report = Report(Namespace(device=torch.device("cuda"), tiny=False))
+    on, differing = [{"event": "static_steps.on"}], [{"event": "static_steps.differ"}]
+    serve.judge_static(report, "pair", {"target": on, "draft": on})
+    serve.judge_static(report, "strict", {"target": differing, "draft": []})
+    assert [row["ok"] for row in report.rows] == [True, True, False, False]
+    assert "static_steps.differ" in report.rows[2]["value"]
 
 
 def test_graph(run: Any) -> None:
@@ -248,28 +334,7 @@ def test_kernels(run: Any) -> None:
     assert {name for name, way in document["ways"].items() if "error" not in way} == here
     assert document["decision"] in here
     assert len(document["cases"]["sdpa"]) == 16
-
-
-def test_the_decision_is_the_fastest_right_way() -> None:
-    way = {"error_of_maths": 1e-3, "fixed_bits": True, "s_of_all": 1.0}
-    ways = {
-        "slow": way,
-        "fast": {**way, "s_of_all": 0.5},
-        "wrong": {**way, "error_of_maths": 0.1, "s_of_all": 0.1},
-        "shifting": {**way, "fixed_bits": False, "s_of_all": 0.1},
-        "untimed": {**way, "error": "no graph", "s_of_all": 0.0},
-        "absent": {"error": "no module"},
-    }
-    assert kernels.decide(ways) == "fast"
-    assert kernels.decide({"wrong": ways["wrong"], "absent": ways["absent"]}) is None
-
-
-def test_a_way_that_reads_behind_its_window_is_found_out() -> None:
-    case = kernels.make_case((4, 2), 16, 50, 8, CPU, torch.float32, seed=0)
-    (sdpa,) = [make() for name, make in kernels.make_ways(CPU, torch.float32).items() if name == "sdpa"]
-    torch.testing.assert_close(sdpa(case).double(), case.maths(), rtol=1e-5, atol=1e-6)
-    assert kernels.has_fixed_bits(sdpa, case) and kernels.has_bits_of_one_row(sdpa, case)
-    assert not kernels.has_fixed_bits(lambda one: one.query + one.seen[0].mean(), case)
+    assert document["joins"] == {"28/4 heads": "plain", "64/8 heads": "plain"}, "a CPU compiles none"
 
 
 def test_vision(run: Any) -> None:

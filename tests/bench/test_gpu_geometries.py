@@ -3,19 +3,24 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 import torch
 
+import bench.gpu.measure as measure_module
+from bench.gpu.checks import TimeUp, failures
 from bench.gpu.measure import (
     Clock,
     Job,
     attempt,
+    measure_all,
     measure_draft,
     measure_memory,
     measure_passes,
     measure_prefill,
+    measure_static_passes,
 )
 from bench.gpu.program import measure, parse_plan
 from bench.gpu.random_model import (
@@ -28,7 +33,7 @@ from bench.gpu.random_model import (
     plan_of,
     tiny,
 )
-from bench.gpu.tables import best_graph_s, markdown, pair_rows, replay_tables, write_tables
+from bench.gpu.tables import best_graph_s, graph_passes, markdown, pair_rows, replay_tables, write_tables
 from bench.replay.device_times import load_device_times
 from slipstream.engine.attention import JoinedKernel, SdpaKernel, by_flash
 from slipstream.engine.forward import DecodeState
@@ -106,18 +111,23 @@ def test_a_filled_cache_is_as_long_as_a_real_one(model: RandomModel) -> None:
 
 def test_passes_and_prefill_and_memory_are_measured(model: RandomModel) -> None:
     job = job_of(model)
-    assert set(measure_passes(job, (1, 4))) == {"1", "4"}
-    prefill = measure_prefill(job)
+    passes, static, prefill, memory = (dict[str, Any]() for _ in range(4))
+    measure_passes(job, passes, (1, 4))
+    measure_static_passes(job, static, (1, 4))
+    assert set(passes) == {"1", "4"} == set(static["passes"])
+    assert not static["captured"] and static["attention"] and graph_passes({"static_passes": static}) == {}
+    measure_prefill(job, prefill)
     hidden = model.geometry.text["hidden_size"]
     assert prefill["layer"] == 1
     assert prefill["guidance"]["states_bytes"] == 2 * 100 * hidden * 2 + 2 * hidden * 4
     assert prefill["guidance"]["scores_bytes"] == 400
-    memory = measure_memory(job)
+    measure_memory(job, memory)
     assert memory["peak_bytes"] is None and memory["kv_bytes"] > 0
 
 
 def test_the_draft_keeps_what_alpha_says(model: RandomModel) -> None:
-    found = measure_draft(job_of(model), (0.0, 0.9, 1.0))
+    found: dict[str, Any] = {}
+    measure_draft(job_of(model), found, (0.0, 0.9, 1.0))
     assert [row["kept"] for row in found.values()] == [100, 10, 0]
     for row in found.values():
         static = row["static"]
@@ -128,8 +138,59 @@ def test_the_draft_keeps_what_alpha_says(model: RandomModel) -> None:
 
 
 def test_what_does_not_work_here_is_told_and_ends_nothing(model: RandomModel) -> None:
-    found = attempt(lambda: measure_passes(Job(model, Clock(CPU), 100, attention="flash")))
+    found = attempt(lambda: measure_passes(Job(model, Clock(CPU), 100, attention="flash"), {}))
     assert found["error"].startswith("ModelNotUsable")
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("llava-onevision-qwen2-0.5b", {"draft"}),
+        ("Qwen2.5-VL-7B", {"draft"}),
+        ("Qwen2.5-VL-32B", {"static_passes"}),
+        ("Qwen2.5-VL-3B", {"static_passes"}),
+    ],
+)
+def test_what_a_model_is_for_decides_what_is_measured(
+    name: str, parts: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for measured in ("measure_prefill", "measure_passes", "measure_static_passes", "measure_draft", "measure_memory"):
+        monkeypatch.setattr(measure_module, measured, lambda job, found: found.update(s=1.0))
+    row: dict[str, Any] = {}
+    measure_all(Job(SimpleNamespace(geometry=GEOMETRIES[name], device=CPU), Clock(CPU), 8), row)  # type: ignore[arg-type]
+    assert set(row) == {"video_tokens", "prefill", "passes", "memory"} | parts
+
+
+def test_a_time_limit_keeps_what_was_measured_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the draft, three shares in: their rows are in the document, the tables and what people read."""
+
+    def late(*_: Any) -> NoReturn:
+        raise TimeUp
+
+    names, draft_at, asked = [PAIRS[0].target, PAIRS[0].draft], measure_module._draft_at, list[float]()
+
+    def some(job: Job, alpha: float) -> dict[str, Any]:
+        asked.append(alpha)
+        return draft_at(job, alpha) if len(asked) < 4 else late()
+
+    monkeypatch.setattr(measure_module, "_draft_at", some)
+    sizes = ("--video-tokens", "64", "96", "--models", *names)
+    plan = parse_plan(["--device", "cpu", "--tiny", "--repeats", "1", "--dtype", "float32", *sizes])
+    document = json.loads(json.dumps(measure(plan)))
+    target, draft = document["models"]
+    assert document["unfinished"] and failures(document) == ["the time was up before all was measured"]
+    assert [set(row) for row in target["sizes"]] == [
+        {"video_tokens", "prefill", "passes", "static_passes", "memory"} for _ in range(2)
+    ]
+    assert [set(row) for row in draft["sizes"]] == [{"video_tokens", "prefill", "passes", "draft"}]
+    assert list(draft["sizes"][0]["draft"]) == ["0.0", "0.5", "0.9"]
+    assert [row["alpha"] for row in document["pairs"]] == ["0.0", "0.5", "0.9"] and len(document["replay_tables"]) == 1
+    assert "Draft tokens" not in markdown({**document, "models": [target]}) and "Draft tokens" in markdown(document)
+
+    monkeypatch.setattr(measure_module, "measure_passes", late)
+    document = measure(plan)
+    assert [set(row) for row in document["models"][0]["sizes"]] == [{"video_tokens", "prefill", "passes"}]
+    assert document["pairs"] == document["replay_tables"] == [] and markdown(document)
 
 
 def test_a_run_makes_one_document_with_tables_that_can_be_replayed(tmp_path: Path) -> None:
@@ -154,13 +215,16 @@ def test_a_run_makes_one_document_with_tables_that_can_be_replayed(tmp_path: Pat
     assert "TINY" in text
 
 
-def test_graph_times_make_a_table_of_their_own() -> None:
+def test_graph_times_of_both_make_a_table_of_their_own() -> None:
     captured = {"captured": True, "s": 0.003, "ahead_s": 0.002}
     row: dict[str, Any] = {"eager": {"s": 0.01}, "static": captured}
     draft = {"video_tokens": 8, "draft": {"0.9": row}}
-    target = {"video_tokens": 8, "passes": {"1": {"s": 0.04}, "32": {"s": 0.05}}, "prefill": {"error": "no memory"}}
-    (pair,) = pair_rows(PAIRS[0], {PAIRS[0].draft: [draft], PAIRS[0].target: [target]})
-    assert pair["c"] == pytest.approx(4) and pair["graph_c"] == pytest.approx(20)
+    static = {"captured": True, "passes": {"1": {"s": 0.03}, "32": {"s": 0.035}}}
+    target: dict[str, Any] = {"video_tokens": 8, "passes": {"1": {"s": 0.04}, "32": {"s": 0.05}}}
+    target |= {"static_passes": static, "prefill": {"error": "no memory"}}
+    models = {PAIRS[0].draft: [draft], PAIRS[0].target: [target]}
+    (pair,) = pair_rows(PAIRS[0], models)
+    assert pair["c"] == pytest.approx(4) and pair["graph_c"] == pytest.approx(15)
     document = {
         "models": [
             {"name": PAIRS[0].draft, "sizes": [draft], "encoding": {}},
@@ -171,11 +235,15 @@ def test_graph_times_make_a_table_of_their_own() -> None:
         "tiny": False,
     }
     eager, graphed = replay_tables(document)
-    assert eager["draft"]["pass_s"] == {"0.9": 0.01}
-    assert graphed["draft"]["pass_s"] == {"0.9": 0.002} and graphed["target"] == {"pass_s": {"1": 0.04, "32": 0.05}}
-    for without in ({**captured, "captured": False}, {"error": "RuntimeError: no"}):
-        row["static"] = without
-        assert replay_tables(document) == [eager]
+    assert eager["draft"]["pass_s"] == {"0.9": 0.01} and eager["target"] == {"pass_s": {"1": 0.04, "32": 0.05}}
+    assert graphed["draft"]["pass_s"] == {"0.9": 0.002} and graphed["target"] == {"pass_s": {"1": 0.03, "32": 0.035}}
+    assert graphed["name"] == f"{eager['name']}, from graphs"
+    for of, part, right in ((row, "static", captured), (target, "static_passes", static)):
+        for without in ({**right, "captured": False}, {"error": "RuntimeError: no"}):
+            of[part] = without
+            assert replay_tables(document) == [eager], "no table mixes graphs with ordinary passes"
+            assert "graph_c" not in pair_rows(PAIRS[0], models)[0]
+        of[part] = right
 
 
 @pytest.mark.parametrize("argv", [["--device", "cpu"], ["--device", "cuda"]])

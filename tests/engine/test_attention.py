@@ -1,12 +1,14 @@
 """Every kernel computes the textbook formula, over packed segments of different pasts."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from slipstream.engine import attention
 from slipstream.engine.attention import (
     IMPLEMENTATION,
     Kernel,
@@ -62,6 +64,41 @@ def test_packed_segments_equal_the_textbook(kernel: Kernel, heads: int, kv_heads
     output, weights = packed_attention(layer, query, key, value, None, scaling=SCALE, attend=attend)
     assert weights is None
     torch.testing.assert_close(output[0], torch.cat(expected), rtol=1e-5, atol=1e-5)
+
+
+class OnCuda(Tensor):
+    """Says that it lies on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_decoding_on_cuda_leaves_out_what_plans_for_each_length(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU has nothing set, and computes the same."""
+    asked, attend = list[tuple[bool, ...]](), attention.scaled_dot_product_attention
+    ways = ("cudnn", "flash", "mem_efficient", "math")
+
+    def counted(query: Tensor, *others: Any, **options: Any) -> Tensor:
+        asked.append(tuple(getattr(torch.backends.cuda, f"{way}_sdp_enabled")() for way in ways))
+        return attend(query.as_subclass(Tensor), *others, **options)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", counted)
+    kernel, num_rows = SdpaKernel(), 3 if masked else 1
+    query, (keys, values) = torch.randn(4, num_rows, HEAD_DIM), torch.randn(2, 2, 9 + num_rows, HEAD_DIM)
+    cache = KVCache(1, capacity=12, key_layout=kernel.key_layout, value_layout=kernel.value_layout)
+    segment = Segment(0, num_rows, cache, 9, query.device, query.dtype)
+    here = kernel.attend(query, keys, values, segment, SCALE)
+    there = kernel.attend(query.as_subclass(OnCuda), keys, values, segment, SCALE)
+    kernel.attend(query, keys, values, segment, SCALE)
+    assert torch.equal(here, there.as_subclass(Tensor))
+    usual = tuple(getattr(torch.backends.cuda, f"{way}_sdp_enabled")() for way in ways)
+    assert asked == [usual, (False, True, True, True), usual]
+
+    def refused(*_: Any) -> None:
+        raise AssertionError("a CPU has no choice to make")
+
+    monkeypatch.setattr(attention, "sdpa_kernel", refused)
+    kernel.attend(query, keys, values, segment, SCALE)
 
 
 def test_the_function_is_registered_with_transformers() -> None:

@@ -43,6 +43,22 @@ async def test_a_draft_that_is_told_to_go_on_after_a_long_wait_has_time_to_answe
     assert looks == 3 * SILENCE_LOOKS + 1
 
 
+async def test_who_is_cancelled_while_a_silent_draft_is_let_go_ends() -> None:
+    """Else the link to the draft would outlive its caption, and join again and again with frames that are gone."""
+    listening: asyncio.Task[None]
+
+    class Cancelled(Reads):
+        async def read(self) -> Any:
+            try:
+                return await super().read()
+            finally:
+                listening.cancel()
+
+    listening = asyncio.create_task(listen(Cancelled(), lambda: True, 0.02))
+    await asyncio.wait({listening})
+    assert listening.cancelled()
+
+
 async def test_a_draft_that_pays_now_and_then_is_not_frozen() -> None:
     """What it owes may be settled without a word of it: its line ends."""
     reads, looks = Reads(), 0

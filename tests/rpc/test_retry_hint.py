@@ -29,7 +29,7 @@ async def test_the_hint_travels_as_trailing_metadata(tmp_path: Path, hint_s: flo
     assert error.retry_after_s == (None if sent is None else int(sent) / 1000)
 
 
-@pytest.mark.parametrize("value", ["soon", "-5", "1.5", ""])
+@pytest.mark.parametrize("value", ["soon", "-5", "1.5", "", "9" * 400, "9" * 5000, "\N{ARABIC-INDIC DIGIT FIVE}"])
 def test_a_hint_without_sense_is_no_hint(value: str) -> None:
     trailing = grpc.aio.Metadata(("retry-after-ms", value))
     refused = grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), trailing, "full")

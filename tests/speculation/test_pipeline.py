@@ -58,6 +58,7 @@ def test_an_honest_draft_completes_without_a_hold_ever_expiring(agreement: float
     stage.check_lossless()
     if agreement == 1.0:
         assert stage.pipeline.num_deaths == 0
+        assert stage.pipeline.num_accepted == stage.pipeline.num_judged, "a text that ends rejects nothing"
 
 
 @pytest.mark.parametrize("seed", range(100))
