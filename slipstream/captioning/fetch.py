@@ -55,6 +55,19 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True)
+class CountedSink:
+    """Takes places for bytes before it passes them on."""
+
+    sink: Sink
+    take: Callable[[int], None]
+
+    async def write(self, data: bytes, /) -> None:
+        """Raises what either of them does."""
+        self.take(len(data))
+        await self.sink.write(data)
+
+
+@dataclass(frozen=True)
 class Url:
     """An https address in pieces that need no further interpretation."""
 

@@ -16,7 +16,7 @@ from typing import BinaryIO, cast
 
 from slipstream.budget import Admission, Countdown, Memory, host_budget
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.fetch import Fetcher, Sink
+from slipstream.captioning.fetch import CountedSink, Fetcher, Sink
 from slipstream.captioning.object_sources import ObjectSources
 from slipstream.errors import LimitExceeded, Overloaded, SlipstreamError, UnreadableVideo, VideoNotFound
 from slipstream.frame_size import ANY_SIZE, FrameSize
@@ -347,25 +347,12 @@ class Media:
             film = None
             if counts:
                 places.enter_context(self._uploads.held())
-                sink = _Counted(download, places.enter_context(self._upload_bytes.held(0)))
+                sink = CountedSink(download, places.enter_context(self._upload_bytes.held(0)))
             if is_remote_object(source):
                 film = await self._objects.open(source, owner, sink, whole=whole, most_bytes=most_bytes)
             else:
                 await self._fetcher.fetch(source, sink)
             yield VideoFile(film, film.num_bytes, self._temporary) if film else await download.finished()
-
-
-@dataclass(frozen=True)
-class _Counted:
-    """Takes places for bytes before it passes them on."""
-
-    download: VideoBuffer
-    take: Callable[[int], None]
-
-    async def write(self, data: bytes) -> None:
-        """Raises what either of them does."""
-        self.take(len(data))
-        await self.download.write(data)
 
 
 async def _find(path: str, roots: Mapping[Path, FileThreads]) -> VideoFile:

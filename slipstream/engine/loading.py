@@ -70,8 +70,7 @@ def load_model(
 
     Args:
         ref: a local directory, or an id on the Hugging Face hub.
-        dtype: float32, bfloat16 or float16; auto: bfloat16 on CUDA, where it halves memory and time, float32 elsewhere;
-            on a GPU without bfloat16, float16 for weights that are stored so, else float32.
+        dtype: float32, bfloat16 or float16; auto: see `_dtype`.
         device: what `torch.device` understands.
         attention: one of `kernels.ATTENTION_NAMES`.
         strict_width: above 0, the width of every step, see `VideoLM.step`.
@@ -85,9 +84,7 @@ def load_model(
     size = 1 if group is None else group.size
     with nullcontext() if group is None else group.checked():
         torch_device = _device(device)
-        checkpoint = Checkpoint.open(ref)
-        if size > 1:
-            check_checkpoint(ref, size)
+        checkpoint = _opened(ref, size)
         torch_dtype = _dtype(dtype, torch_device, checkpoint.stored_dtype)
         kernel = get_kernel(attention, torch_device, torch_dtype, masked_ends=strict_width > 0)
         make_adapter = _family(checkpoint)
@@ -120,6 +117,14 @@ def load_model(
     return VideoLM(info, adapter, runner, text, template, strict_width=strict_width)
 
 
+def _opened(ref: str, size: int) -> Checkpoint:
+    """The checkpoint, which so many ranks can share. Raises `ModelNotUsable`."""
+    checkpoint = Checkpoint.open(ref)
+    if size > 1:
+        check_checkpoint(ref, size)
+    return checkpoint
+
+
 def _hand_over_logs() -> None:
     """Leaves it to the process how transformers' messages look, and draws no progress bars between them."""
     transformers_logging.disable_progress_bar()
@@ -128,7 +133,8 @@ def _hand_over_logs() -> None:
 
 
 def _dtype(name: str, device: torch.device, stored: str) -> torch.dtype:
-    """`stored`: what the checkpoint says that its weights are. Those made in bfloat16 may overflow in float16."""
+    """What is named; auto: bfloat16 on CUDA, where it halves memory and time, float32 elsewhere. On a GPU without it,
+    float16 for weights that are `stored` so, else float32: those made in bfloat16 may overflow in float16."""
     if name not in DTYPES:
         raise ModelNotUsable(f"unknown dtype {name!r}; known: {', '.join(DTYPES)}")
     if name != AUTO:

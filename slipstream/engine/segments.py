@@ -3,17 +3,27 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from slipstream.engine.kv_cache import KVCache
+from slipstream.errors import InvalidRequest
 from slipstream.speculation.protocol import TokenTree
 
+StateT = TypeVar("StateT")
 Window = Sequence[int] | TokenTree
 """New tokens of one session: a chain, or a tree."""
+
+
+def chains_of(batch: Sequence[tuple[StateT, Window]]) -> list[tuple[StateT, Sequence[int]]]:
+    """What every state of a model with a strict width is fed. Raises `InvalidRequest` for a tree."""
+    chains = [(state, window) for state, window in batch if not isinstance(window, TokenTree)]
+    if len(chains) < len(batch):
+        raise InvalidRequest("a model with a strict width judges no trees; send chains, or start it without")
+    return chains
 
 
 def num_new(window: Window) -> int:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from slipstream.engine import segments
 from slipstream.engine.forward import Begun, DecodeState, Note, Prefill, PromptRows, Runner
 from slipstream.engine.kv_cache import KVCache, round_up
 from slipstream.engine.row_prefill import Ride, RowPrefill
@@ -295,7 +296,7 @@ class VideoLM:
     @contextmanager
     def _told_of(self, batch: Sequence[tuple[DecodeState, Window]]) -> Iterator[None]:
         """Around a step, up to its wait: `on_pass` hears of it. Raises as `step` does; where something fails behind
-        the rows, such as the choice of tokens for want of memory, they are taken back, as who asked may ask again."""
+        its rows, as for want of memory, they are taken back: who asked may ask again."""
         assert len({id(state) for state, _ in batch}) == len(batch), "a state can step once per pass"
         if any(end_of(state.next_position, window) > self.info.max_context for state, window in batch):
             raise LimitExceeded(f"the answer has reached the end of the context of {self.info.max_context} tokens")
@@ -304,15 +305,14 @@ class VideoLM:
             yield
         except Exception:
             for (state, _), num_tokens in zip(batch, before, strict=True):
-                if state.num_tokens > num_tokens:
-                    state.rollback(num_tokens)
+                state.rollback(min(num_tokens, state.num_tokens))
             raise
         self.on_pass(len(batch), time.perf_counter() - started)
 
     def _run_step(self, batch: Sequence[tuple[DecodeState, Window]]) -> list[PassRows]:
         """What `step` does once its windows are known to fit, up to the wait."""
         if self.strict_width:
-            return [self._strict_step(state, token_ids) for state, token_ids in _chains(batch)]
+            return [self._strict_step(state, token_ids) for state, token_ids in segments.chains_of(batch)]
         if self.static is not None and (found := self.static.run(batch)) is not None:
             return found
         return [PassRows(rows) for rows in self.runner.run([self._step_rows(state, window) for state, window in batch])]
@@ -398,10 +398,3 @@ class VideoLM:
 def _check_words(prompt: str) -> None:
     if not prompt.strip():
         raise InvalidRequest("the prompt is empty; ask for a description, for instance")
-
-
-def _chains(batch: Sequence[tuple[DecodeState, Window]]) -> list[tuple[DecodeState, Sequence[int]]]:
-    chains = [(state, window) for state, window in batch if not isinstance(window, TokenTree)]
-    if len(chains) < len(batch):
-        raise InvalidRequest("a model with a strict width judges no trees; send chains, or start it without")
-    return chains

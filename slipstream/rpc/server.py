@@ -50,11 +50,6 @@ class Lifecycle:
         status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set(service, status)
 
-    @property
-    def is_device_lost(self) -> bool:
-        """The process cannot use its device any more, or a rank of its model is gone."""
-        return isinstance(self.failure, DeviceLost)
-
     def fail(self, error: SlipstreamError) -> None:
         """Ends the process in good order, with this error's exit status."""
         self.failure = self.failure or error
@@ -275,8 +270,8 @@ async def _serve(
         await end
         lifecycle.stopping.set()
         await health_servicer.enter_graceful_shutdown()
-        await _drain(server, calls, stopping, config, can_finish=not lifecycle.is_device_lost)
-        if not lifecycle.is_device_lost:  # what works on a lost device, or waits for a lost rank, may never end
+        await _drain(server, calls, stopping, config, can_finish=not isinstance(lifecycle.failure, DeviceLost))
+        if not isinstance(lifecycle.failure, DeviceLost):  # what waits for a lost device or rank may never end
             await close()
         watching.cancel()
         await _settle()

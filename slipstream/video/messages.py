@@ -332,8 +332,7 @@ def _refused(fields: _Fields, request: DecodeRequest | None) -> Refused:
 def _sampled(fields: _Fields, request: DecodeRequest | None) -> Sampled:
     asked = _asked(request)
     n, height, width = (_integer(size, 1, _MAX_SIDE) for size in fields.list("shape"))
-    num_bytes = 3 * n * height * width
-    if n > asked.num_frames or height * width > asked.frame_pixels or num_bytes > asked.window_bytes:
+    if n > asked.num_frames or height * width > asked.frame_pixels or 3 * n * height * width > asked.window_bytes:
         raise BadAnswer("there are more or larger frames than were asked for")
     times_s = tuple(_finite(time_s) for time_s in fields.list("timestamps_s"))
     if len(times_s) != n or any(late <= early for early, late in pairwise(times_s)):

@@ -41,6 +41,7 @@ CAME_WITH = {
     "formats in tiers, and pictures as a screen shows them": 2,
     "dynamic trees: line, rows, chances, waiting; what a draft wrote and reads; its writer and passes on their own": 9,
     "what KEDA is told of the archive's work": 1,
+    "whether the front can do its work, looked at no oftener than once a second": 1,
     "prompts that ride along: which rows, a prompt in rows, who waits": 3,
     "a queue whose server Sentinel replaces; its scripts apart from it": 2,
     "before and after a batch: marks, estimates, audits, texts found and cut out; their clients and commands": 15,
