@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -247,8 +248,18 @@ async def soak_hosts(num_jobs: int, seed: int, seconds: int) -> dict[str, Any]:
             left = await _left(cluster)
             soak.add(batch, time.monotonic() - began, left, _memory(cluster))
             say(f"batch {len(soak.batches)}: {batch.verdict.violations or 'well'}")
+            if batch.verdict.violations or left:
+                _keep_logs(cluster, seed)
             await _forget_results(cluster)
     return soak.report()
+
+
+def _keep_logs(cluster: HostCluster, seed: int) -> None:
+    """What the services say of what went wrong, which would end with them."""
+    folder = _kept_soak(seed).with_suffix(".logs")
+    folder.mkdir(parents=True, exist_ok=True)
+    for log in cluster.run_dir.glob("*.log"):
+        shutil.copy(log, folder)
 
 
 @dataclass

@@ -91,11 +91,16 @@ def _check_terminal(history: History, states: frozenset[JobState]) -> list[str]:
         else:
             strangers.append(f"{entry.custom_id}: terminal: nobody handed it in")
     faults = [
-        f"{name}: terminal: {[str(entry.state) for entry in entries] or 'not in the queue'}"
+        f"{name}: terminal: {[_state_of(entry) for entry in entries] or 'not in the queue'}"
         for name, entries in by_name.items()
         if len(entries) != 1 or entries[0].state not in states
     ]
     return faults + strangers
+
+
+def _state_of(entry: Entry) -> str:
+    """And why, of one that ended badly."""
+    return f"{entry.state}: {entry.error[:300]}" if entry.error else str(entry.state)
 
 
 def _check_commits(history: History, runs: Mapping[str, Sequence[Run]]) -> list[str]:
