@@ -5,7 +5,9 @@ replicas have too.
 that of the servers; sentinels are asked without one.
 """
 
+import asyncio
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +31,8 @@ SENTINEL_S = 0.5
 """For a sentinel to answer: another one is asked then, and a call of the queue has some seconds for all of it."""
 WAIT_S = 1.5
 """For replicas to say that they have a write."""
+SETTLE_S = 1.0
+"""Behind the end of a replica, until sentinels have told each other what they did."""
 PROMISES = frozenset(
     {"open", "submit", "seal", "finish", "open_parts", "put_part", "put_note", "add_chunk", "cancel", "retry_dead"}
     | {"plan_file", "ping"}
@@ -140,49 +144,98 @@ def _place(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+@dataclass(frozen=True)
+class Standing:
+    """What a server says of itself with a write."""
+
+    run_id: str = ""
+    """Another one at every start of every server; "" where it may not be asked."""
+    replicas: frozenset[tuple[str, str]] = frozenset()
+    """Places of those that follow it."""
+
+
 class Followers:
     """How many replicas are to have what is promised: so many, and all that follow the leader. Sentinels choose the
-    next one by what replicas told of themselves up to ten seconds before, so it may be any of them."""
+    next one by what replicas told of themselves up to ten seconds before, so it may be any of them. The one that they
+    choose follows no more, and the old leader hears of its end late: who is left to follow would make promises for it.
+    So when there is one follower less, sentinels are asked who leads."""
 
     def __init__(self, least: int) -> None:
         self.least = least
         self._seen = 0
+        self._confirmed: Standing | None = None
+        self._fewer: Standing | None = None
+        self._fewer_since = 0.0
 
     @property
     def needed(self) -> int:
         """Replicas."""
         return max(self.least, self._seen)
 
-    def see(self, role: Any) -> None:
-        """What the leader says of its role. Where it may not be asked, nobody knows of more replicas than the least."""
-        if isinstance(role, list) and role[0] == b"master":
-            self._seen = len(role[2])
+    def see(self, standing: Standing | None) -> None:
+        """What the leader says of itself. Where it may not be asked, nobody knows of more replicas than the least."""
+        if standing is not None:
+            self._seen = len(standing.replicas)
+
+    async def confirm(self, standing: Standing, pool: ConnectionPool) -> None:
+        """That the server still leads which the replicas have followed in this. Raises `QueueUnavailable`."""
+        known = self._confirmed
+        is_same = known is not None and known.run_id == standing.run_id
+        if is_same and known is not None and not known.replicas <= standing.replicas:
+            if self._fewer != standing:
+                self._fewer, self._fewer_since = standing, time.monotonic()
+            if time.monotonic() - self._fewer_since < SETTLE_S:
+                raise QueueUnavailable(
+                    "a replica has left the queue's Redis; until it is known who leads nothing is promised, ask again"
+                )
+            is_same = False
+        if not is_same and isinstance(pool, SentinelPool) and standing.run_id:
+            await _check_leads(standing.run_id, pool)
+        self._confirmed = standing
+
+
+async def _check_leads(run_id: str, pool: SentinelPool) -> None:
+    """Raises `QueueUnavailable` where not most sentinels say so."""
+    sentinels = pool.sentinel_manager.sentinels
+    asked = await asyncio.gather(*(each.sentinel_masters() for each in sentinels), return_exceptions=True)
+    groups = [found.get(pool.service_name, {}) for found in asked if isinstance(found, dict)]
+    votes = sum(group.get("runid") == run_id for group in groups)
+    if 2 * votes <= len(sentinels):
+        raise QueueUnavailable(
+            f"{votes} of {len(sentinels)} sentinels say that this server leads the queue's Redis; nothing is promised,"
+            " ask again"
+        )
 
 
 async def run_replicated(
     client: Redis, script: AsyncScript, prefix: str, args: Sequence[str | int | float | bytes], followers: Followers
 ) -> Any:
-    """The script's answer, once replicas have all that it says. Raises `QueueUnavailable` where too few do."""
+    """The script's answer, once replicas have all that it says. Raises `QueueUnavailable` where too few do, or another
+    server may lead since."""
     told, asked = ("EVALSHA", script.sha, 1, prefix, *args), followers.needed
     try:
-        answer, reached = await _followed(client, prefix, followers, told)
+        answer, reached, standing = await _followed(client, prefix, followers, told)
     except NoScriptError:
         await client.script_load(script.script)
-        answer, reached = await _followed(client, prefix, followers, told)
+        answer, reached, standing = await _followed(client, prefix, followers, told)
     if asked <= reached < followers.needed:  # more follow than was known: nobody waited for them
-        _, reached = await _followed(client, prefix, followers)
+        _, reached, again = await _followed(client, prefix, followers)
+        if again.run_id != standing.run_id:
+            raise QueueUnavailable("the queue's Redis has another leader since; nothing is promised, ask again")
+        standing = again
     if reached < followers.needed:
         raise QueueUnavailable(
             f"{reached} replicas of the queue's Redis have this write, and {followers.needed} are to have it: all that"
             f" follow, and as many as --redis-wait says ({followers.least}); nothing is promised, ask again"
         )
+    await followers.confirm(standing, client.connection_pool)
     return answer
 
 
 async def _followed(
     client: Redis, prefix: str, followers: Followers, *scripts: Sequence[str | int | float | bytes]
-) -> tuple[Any, int]:
-    """What the script answers, if there is one, and how many replicas have what it has seen.
+) -> tuple[Any, int, Standing]:
+    """What the script answers, if there is one, how many replicas have what it has seen, and of which server.
 
     WAIT speaks of the writes of its own connection, so it goes with the script. A script that only finds what was
     written before writes nothing, and WAIT would then speak of something older: hence one more write, behind which
@@ -191,11 +244,22 @@ async def _followed(
     for words in scripts:
         pipeline.execute_command(*words)
     pipeline.execute_command("SET", f"{prefix}replicated", 1)
-    pipeline.execute_command("ROLE")
+    pipeline.execute_command("INFO", "server")
+    pipeline.execute_command("INFO", "replication")
     pipeline.execute_command("WAIT", followers.needed, round(WAIT_S * 1000))
-    *answers, mark, role, reached = await pipeline.execute(raise_on_error=False)
-    followers.see(role)
+    *answers, mark, server, replication, reached = await pipeline.execute(raise_on_error=False)
+    standing = _standing(server, replication)
+    followers.see(standing)
     for each in (*answers, mark, reached):
         if isinstance(each, Exception):
             raise each
-    return (answers[0] if answers else None), reached
+    return (answers[0] if answers else None), reached, standing or Standing()
+
+
+def _standing(server: Any, replication: Any) -> Standing | None:
+    """None where the server may not be asked, or does not lead."""
+    if not isinstance(server, dict) or not isinstance(replication, dict) or replication.get("role") != "master":
+        return None
+    told = (each for name, each in replication.items() if re.fullmatch(r"slave\d+", name) and isinstance(each, dict))
+    replicas = frozenset((str(each["ip"]), str(each["port"])) for each in told if each.get("state") == "online")
+    return Standing(str(server.get("run_id", "")), replicas)

@@ -1,5 +1,9 @@
 """Who is blamed when what runs a job dies, by both queues: poison is found, and its neighbours are not charged."""
 
+from dataclasses import replace
+
+import pytest
+
 from slipstream.archive.queue import BeatAnswer, JobState, Lease
 from tests.archive.worlds import DONE, POLICY, World, fill, specs, take_one
 
@@ -75,3 +79,47 @@ async def test_the_excuse_wears_out(world: World) -> None:
         await world.queue.crash(neighbour, "died")
     assert (await world.jobs())["n"].crashes == 1
     assert await world.queue.beat([suspect], {}) == [BeatAnswer.KEEP]
+
+
+async def lives(world: World, lease: Lease, how: str) -> None:
+    """The worker that had it says something of the run that it lost."""
+    if how == "beat":
+        assert await world.queue.beat([lease], {}) == [BeatAnswer.LOST]
+    elif how == "finish":
+        assert not await world.queue.finish(lease, DONE)
+    else:
+        await world.queue.retry(lease, "it was cut off", 0.0)
+
+
+@pytest.mark.parametrize("how", ["beat", "finish", "retry"])
+async def test_a_job_is_not_to_blame_for_workers_that_come_back(world: World, how: str) -> None:
+    """Frozen or cut off one after the other, each with the job in its hands. A job that stops its workers for so long
+    does so again and again, so the excuse wears out."""
+    await fill(world, "a")
+    lease = await take_one(world, "w")
+    for number in range(2 * POLICY.max_crashes):
+        await world.elapse(LEASE_S + 1)
+        again = await take_one(world, f"w{number}")
+        assert (again.crashes, again.is_suspect) == (1, False)
+        await lives(world, lease, how)
+        await lives(world, lease, how)
+        assert (await world.jobs())["a"].crashes == 0
+        lease = again
+    for number in range(POLICY.max_crashes):
+        await world.elapse(LEASE_S + 1)
+        found = await world.queue.take(f"v{number}", 1) or await world.queue.take(f"v{number}", 1)
+        await lives(world, lease, how)
+        assert (await world.jobs())["a"].crashes == number + 1
+        lease = found[0] if found else lease
+    assert (await world.jobs())["a"].state is JobState.DEAD
+
+
+async def test_who_has_died_excuses_nothing(world: World) -> None:
+    """Another worker's word, or one of another run, is no sign of life."""
+    await fill(world, "a")
+    lost = await take_one(world, "w")
+    await world.elapse(LEASE_S + 1)
+    held = await take_one(world, "v")
+    for stranger in (replace(lost, worker="u"), replace(lost, epoch=7), replace(held, worker="w")):
+        assert await world.queue.beat([stranger], {}) == [BeatAnswer.LOST]
+    assert (await world.jobs())["a"].crashes == 1

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from slipstream.archive import redis_failover
 from slipstream.archive.queue import BatchSpec, JobState, QueueUnavailable, SubmitOutcome
-from slipstream.archive.redis_failover import SentinelPool, connect_by_sentinel
+from slipstream.archive.redis_failover import Followers, SentinelPool, Standing, connect_by_sentinel
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.errors import InvalidConfig
 from tests.archive.worlds import DONE, specs
@@ -85,13 +86,13 @@ async def test_any_replica_that_follows_may_lead_next_so_all_are_waited_for(
 
 
 @in_one_loop
-async def test_a_user_that_may_not_ask_for_the_role_is_promised_the_least(group: RedisGroup) -> None:
+async def test_a_user_that_may_not_ask_who_follows_is_promised_the_least(group: RedisGroup) -> None:
     async with Redis(port=await group.settled()) as admin:
-        await admin.execute_command("ACL", "SETUSER", "default", "-role")
+        await admin.execute_command("ACL", "SETUSER", "default", "-info")
         queue = RedisQueue(group.url, "no role", replicas=1)
         await queue.open_batch(BatchSpec("batch"))
         assert await queue.submit("batch", specs("a")) == [SubmitOutcome.ADDED]
-        await admin.execute_command("ACL", "SETUSER", "default", "+role")
+        await admin.execute_command("ACL", "SETUSER", "default", "+info")
     await queue.close()
 
 
@@ -121,6 +122,80 @@ async def test_a_new_leader_is_found_and_has_all_that_was_promised(group: RedisG
     assert await patiently(lambda: queue.finish(lease, DONE))
     assert (await queue.get_batch("batch")).counts[JobState.DONE] == 1
     await queue.close()
+
+
+@in_one_loop
+async def test_a_leader_that_is_deposed_and_lives_promises_nothing(group: RedisGroup) -> None:
+    """It hears of it seconds later, and until then has whoever still follows it."""
+    queue, accepted = RedisQueue(group.url, "deposed", replicas=1), []
+    await patiently(lambda: queue.open_batch(BatchSpec("batch")))
+    old = await group.settled()
+    deposing = asyncio.create_task(group.depose())
+    while not deposing.done() or len(accepted) < 50:
+        name = str(len(accepted))
+        await patiently(lambda: queue.submit("batch", specs(name)))  # noqa: B023 (it is awaited at once)
+        accepted.append(name)
+        await asyncio.sleep(0.005)
+    await deposing
+    assert await group.settled() != old and await kept_names(queue) == set(accepted)
+    await queue.close()
+
+
+class Sentinel:
+    """Says which server leads, if anything."""
+
+    def __init__(self, run_id: str | None) -> None:
+        self.run_id = run_id
+        self.asked = 0
+
+    async def sentinel_masters(self) -> dict[str, dict[str, str]]:
+        self.asked += 1
+        if self.run_id is None:
+            raise RedisConnectionError("away")
+        return {"queue": {"runid": self.run_id}}
+
+
+def confirming(*run_ids: str | None) -> tuple[Followers, SentinelPool, list[Sentinel]]:
+    pool = connect_by_sentinel("sentinel://one,two,three/queue", max_connections=1)
+    assert isinstance(pool, SentinelPool)
+    sentinels = [Sentinel(run_id) for run_id in run_ids]
+    pool.sentinel_manager.sentinels = sentinels
+    return Followers(1), pool, sentinels
+
+
+ONE, TWO = ("10.0.0.1", "6379"), ("10.0.0.2", "6379")
+
+
+async def test_who_leads_is_asked_when_a_replica_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    followers, pool, sentinels = confirming("x", "x", None)
+    both = Standing("x", frozenset((ONE, TWO)))
+    for _ in range(3):
+        await followers.confirm(both, pool)
+    assert [each.asked for each in sentinels] == [1, 1, 1], "as long as all follow nobody is asked again"
+    left = Standing("x", frozenset((ONE,)))
+    for _ in range(2):
+        with pytest.raises(QueueUnavailable, match="a replica has left"):
+            await followers.confirm(left, pool)
+    monkeypatch.setattr(redis_failover, "SETTLE_S", 0.0)
+    sentinels[0].run_id = "y"
+    with pytest.raises(QueueUnavailable, match="1 of 3 sentinels say that this server leads"):
+        await followers.confirm(left, pool)
+    sentinels[0].run_id = "x"
+    for _ in range(3):
+        await followers.confirm(left, pool)
+    assert sentinels[0].asked == 3
+    await followers.confirm(both, pool)
+    assert sentinels[0].asked == 3, "one that came makes no difference"
+
+
+async def test_a_server_that_led_before_is_not_confirmed_by_what_was_said_of_another() -> None:
+    """A connection may be left to it, and those that follow it may be those that followed the other."""
+    followers, pool, sentinels = confirming("y", "y", "y")
+    await followers.confirm(Standing("y", frozenset((TWO,))), pool)
+    with pytest.raises(QueueUnavailable, match="0 of 3 sentinels"):
+        await followers.confirm(Standing("x", frozenset((TWO,))), pool)
+    await followers.confirm(Standing("y", frozenset((TWO,))), pool)
+    assert sentinels[0].asked == 2
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,8 @@ class MemoryQueue(JobTable):
 
     async def finish(self, lease: Lease, outcome: Outcome) -> bool:
         job = self._held(lease)
+        if job is None or job.record.state is JobState.QUEUED:
+            self._absolve(lease)
         if job is None or job.record.state is not JobState.RUNNING:
             return job is not None and job.record.state is outcome.state
         tallies = self._batch(lease.batch_id).tallies
@@ -101,6 +103,7 @@ class MemoryQueue(JobTable):
     async def retry(self, lease: Lease, reason: str, delay_s: float, *, counted: bool = True) -> bool:
         job = self._held(lease)
         if job is None or job.record.state is not JobState.RUNNING:
+            self._absolve(lease)
             return job is not None
         self._forget_suspect(lease)
         job.set(attempts=job.record.attempts + counted, error=reason)

@@ -46,6 +46,9 @@ class Job:
     traceparent: str = ""
     content_key: str = ""
     excused: int = 0
+    absolved: int = 0
+    blamed: dict[int, str] = field(default_factory=dict)
+    """Workers that were taken for dead, by the epoch of the run that they lost."""
     place: tuple[str, int] = ("", 0)
     """Stream and number of the entry that stands for it."""
     due_s: float | None = None
@@ -204,6 +207,7 @@ class JobTable:
     def _beat(self, lease: Lease, progress: str) -> BeatAnswer:
         job = self._held(lease)
         if job is None or job.record.state is not JobState.RUNNING:
+            self._absolve(lease)
             if self._suspect(lease.worker) == lease.job_id:
                 del self._suspects[lease.worker]
             return BeatAnswer.LOST
@@ -217,7 +221,10 @@ class JobTable:
         if self._batches[job.record.batch_id].is_cancelled:
             self._move(job, JobState.CANCELLED)
             return False
+        before = job.record.crashes
         crashes = self._blame(job, self._suspect(job.record.worker))
+        if crashes > before:
+            job.blamed[job.record.epoch] = job.record.worker
         if self._suspect("") == job.record.job_id:
             self._suspects[""] = (job.record.job_id, self._clock() + self.policy.lease_s)
         if crashes < SUSPECT_AFTER and job.place[0] != "suspects":
@@ -245,6 +252,16 @@ class JobTable:
                 return job.record.crashes
         job.set(crashes=job.record.crashes + 1)
         return job.record.crashes
+
+    def _absolve(self, lease: Lease) -> None:
+        """A worker that was taken for dead speaks of a run that it has lost; that excuse wears out, too."""
+        job = self._jobs.get(lease.job_id)
+        if job is None or job.blamed.get(lease.epoch) != lease.worker:
+            return
+        del job.blamed[lease.epoch]
+        job.absolved += 1
+        if job.absolved <= 2 * self.policy.max_crashes and job.record.crashes:
+            job.set(crashes=job.record.crashes - 1)
 
     def _deliver(self, stream: str) -> list[Job]:
         """The next job of the stream, if any."""

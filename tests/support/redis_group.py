@@ -156,6 +156,15 @@ class RedisGroup:
         await self.servers[port].start()
         await self.settled()
 
+    async def depose(self) -> None:
+        """Sentinels make another one the leader; the old one lives on, and hears of it late. Returns when all follow
+        the new one."""
+        old = await self.settled()
+        await _tell(Place(HOST, self._sentinel_ports[0]), "SENTINEL", "FAILOVER", GROUP)
+        while await self.leader() in (0, old):  # noqa: ASYNC110 (the sentinels decide)
+            await asyncio.sleep(0.05)
+        await self.settled()
+
     @contextlib.asynccontextmanager
     async def no_replicas(self, number: int = REPLICAS) -> Any:
         """Within, none answers, or so many do not."""

@@ -5,6 +5,7 @@ hear()
 local function beat(id, worker, epoch, progress)
   local same, state, batch, entry = holder(id, worker, epoch)
   if not same or state ~= 'running' then
+    absolve(id, worker, epoch)
     if suspect_of(worker) == id then redis.call('DEL', P .. 'w:' .. worker) end
     return 'lost'
   end

@@ -401,6 +401,16 @@ local function blame(id, suspect)
   return redis.call('HINCRBY', job_key(id), 'crashes', 1)
 end
 
+-- A worker that was taken for dead speaks of a run that it has lost: it was frozen or cut off, and the job is not to blame.
+-- That excuse wears out, too: a job that stops its workers for so long does so again and again.
+local function absolve(id, worker, epoch)
+  local blamed = 'blamed:' .. epoch
+  if redis.call('HGET', job_key(id), blamed) ~= worker then return end
+  redis.call('HDEL', job_key(id), blamed)
+  if redis.call('HINCRBY', job_key(id), 'absolved', 1) > 2 * MAX_CRASHES then return end
+  if tonumber(redis.call('HGET', job_key(id), 'crashes')) > 0 then redis.call('HINCRBY', job_key(id), 'crashes', -1) end
+end
+
 -- Called by what workers call often. When nobody was heard of for half a lease the store was away, not the workers:
 -- they get half a lease to renew before anything counts as expired. Answers whether leases may expire now.
 local function hear()

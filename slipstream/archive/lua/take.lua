@@ -61,6 +61,7 @@ local function expire(id, entry)
   end
   local lost_by = job.worker
   local crashes = blame(id, suspect_of(lost_by))
+  if crashes > tonumber(job.crashes) then redis.call('HSET', job_key(id), 'blamed:' .. job.epoch, lost_by) end
   job.crashes = crashes
   if redis.call('GET', P .. 'suspect') == id then redis.call('PEXPIRE', P .. 'suspect', LEASE) end
   if crashes < SUSPECT_AFTER and split(entry) ~= 'suspects' then
