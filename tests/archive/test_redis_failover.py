@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
@@ -43,6 +43,19 @@ async def patiently(call: Any) -> Any:
             with contextlib.suppress(QueueUnavailable):
                 return await call()
             await asyncio.sleep(0.05)
+
+
+async def accepted_during(queue: RedisQueue, harm: Coroutine[Any, Any, None]) -> set[str]:
+    """Names of jobs that were acknowledged while this happened, one after the other."""
+    await patiently(lambda: queue.open_batch(BatchSpec("batch")))
+    accepted, harming = set[str](), asyncio.create_task(harm)
+    while not harming.done() or len(accepted) < 50:
+        name = str(len(accepted))
+        await patiently(lambda: queue.submit("batch", specs(name)))  # noqa: B023 (it is awaited at once)
+        accepted.add(name)
+        await asyncio.sleep(0.005)
+    await harming
+    return accepted
 
 
 @in_one_loop
@@ -108,16 +121,9 @@ async def test_a_server_that_was_emptied_of_scripts_is_told_them_again(group: Re
 
 @in_one_loop
 async def test_a_new_leader_is_found_and_has_all_that_was_promised(group: RedisGroup) -> None:
-    queue, accepted = RedisQueue(group.url, "failing", replicas=1), []
-    await queue.open_batch(BatchSpec("batch"))
-    failing_over = asyncio.create_task(group.fail_over(0.5))
-    while not failing_over.done() or len(accepted) < 50:
-        name = str(len(accepted))
-        await patiently(lambda: queue.submit("batch", specs(name)))  # noqa: B023 (it is awaited at once)
-        accepted.append(name)
-        await asyncio.sleep(0.005)
-    await failing_over
-    assert await kept_names(queue) == set(accepted)
+    queue = RedisQueue(group.url, "failing", replicas=1)
+    accepted = await accepted_during(queue, group.fail_over(0.5))
+    assert await kept_names(queue) == accepted
     (lease,) = await patiently(lambda: queue.take("worker", 1))
     assert await patiently(lambda: queue.finish(lease, DONE))
     assert (await queue.get_batch("batch")).counts[JobState.DONE] == 1
@@ -127,17 +133,9 @@ async def test_a_new_leader_is_found_and_has_all_that_was_promised(group: RedisG
 @in_one_loop
 async def test_a_leader_that_is_deposed_and_lives_promises_nothing(group: RedisGroup) -> None:
     """It hears of it seconds later, and until then has whoever still follows it."""
-    queue, accepted = RedisQueue(group.url, "deposed", replicas=1), []
-    await patiently(lambda: queue.open_batch(BatchSpec("batch")))
-    old = await group.settled()
-    deposing = asyncio.create_task(group.depose())
-    while not deposing.done() or len(accepted) < 50:
-        name = str(len(accepted))
-        await patiently(lambda: queue.submit("batch", specs(name)))  # noqa: B023 (it is awaited at once)
-        accepted.append(name)
-        await asyncio.sleep(0.005)
-    await deposing
-    assert await group.settled() != old and await kept_names(queue) == set(accepted)
+    queue, old = RedisQueue(group.url, "deposed", replicas=1), await group.settled()
+    accepted = await accepted_during(queue, group.depose())
+    assert await group.settled() != old and await kept_names(queue) == accepted
     await queue.close()
 
 
