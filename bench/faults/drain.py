@@ -17,7 +17,7 @@ from slipstream.archive.messages import BatchItem, Job
 from slipstream.archive.queue import JobState
 from slipstream.errors import ServiceUnavailable
 from tests.support.archive_faults.checker import Verdict, check
-from tests.support.archive_faults.history import History, Kind, count_events, read_entries
+from tests.support.archive_faults.history import Entry, History, JobEvent, Kind, count_events, read_entries
 from tests.support.archive_faults.injector import FaultInjector, plan_strikes
 from tests.support.cluster import Cluster, ClusterOptions
 from tests.support.workload import make_workload
@@ -29,7 +29,7 @@ DRAIN_TIMEOUT_S = 900.0
 HARM_GRACE_S = 60.0
 """How long the injector may go on with what it had begun when the batch ended; then there is nothing more to harm."""
 CONCURRENCY = 4
-AGAIN_S = 0.5
+AGAIN_S, SAID_S = 0.5, 8.0
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,21 @@ async def judge(
         jobs = await list_jobs(captioner, batch_id)
     entries = await read_entries(cluster.redis_url, batch_id, jobs)
     ids = {entry.job_id for entry in entries}
-    events = [event for event in injector.events() if event.job_id in ids]
+    events = [event for event in await _events_of(injector, entries) if event.job_id in ids]
     history = History([item.custom_id for item in items], events, injector.acts, entries)
     return Harmed(check(history, expected, cluster.options.lease_s, places=cluster.options.places), history, jobs)
+
+
+async def _events_of(injector: FaultInjector, entries: Sequence[Entry]) -> Sequence[JobEvent]:
+    """What gateways have logged. One that was refused its promise, or frozen, when its result was in says so later."""
+    done = {entry.job_id for entry in entries if entry.state is JobState.DONE}
+    deadline = time.monotonic() + SAID_S
+    while True:
+        events = injector.events()
+        is_said = done <= {event.job_id for event in events if event.kind is Kind.COMMITTED}
+        if is_said or time.monotonic() > deadline:
+            return events
+        await asyncio.sleep(AGAIN_S)
 
 
 def longest_pause_s(batch: Harmed) -> float:
