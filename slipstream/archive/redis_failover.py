@@ -179,19 +179,25 @@ class Followers:
 
     async def confirm(self, standing: Standing, pool: ConnectionPool) -> None:
         """That the server still leads which the replicas have followed in this. Raises `QueueUnavailable`."""
-        known = self._confirmed
-        is_same = known is not None and known.run_id == standing.run_id
-        if is_same and known is not None and not known.replicas <= standing.replicas:
-            if self._fewer != standing:
-                self._fewer, self._fewer_since = standing, time.monotonic()
-            if time.monotonic() - self._fewer_since < SETTLE_S:
-                raise QueueUnavailable(
-                    "a replica has left the queue's Redis; until it is known who leads nothing is promised, ask again"
-                )
-            is_same = False
-        if not is_same and isinstance(pool, SentinelPool) and standing.run_id:
+        if not self._is_confirmed(standing) and isinstance(pool, SentinelPool) and standing.run_id:
             await _check_leads(standing.run_id, pool)
         self._confirmed = standing
+
+    def _is_confirmed(self, standing: Standing) -> bool:
+        """Whether nobody need be asked: the server that led, and none of its replicas has left. Raises
+        `QueueUnavailable` where one just has."""
+        known = self._confirmed
+        if known is None or known.run_id != standing.run_id:
+            return False
+        if known.replicas <= standing.replicas:
+            return True
+        if self._fewer != standing:
+            self._fewer, self._fewer_since = standing, time.monotonic()
+        if time.monotonic() - self._fewer_since < SETTLE_S:
+            raise QueueUnavailable(
+                "a replica has left the queue's Redis; until it is known who leads nothing is promised, ask again"
+            )
+        return False
 
 
 async def _check_leads(run_id: str, pool: SentinelPool) -> None:

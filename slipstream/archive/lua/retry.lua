@@ -2,9 +2,10 @@
 -- payload cannot be used: then it is dead at once.
 local id, worker = arg(1), arg(2)
 local same, state, batch, entry = holder(id, worker, arg(3))
-if not same or state ~= 'running' then absolve(id, worker, arg(3)) end
-if not same then return 0 end
-if state ~= 'running' then return 1 end
+if not same or state ~= 'running' then
+  absolve(id, worker, arg(3))
+  return same and 1 or 0
+end
 forget_suspect(id, worker, false)
 local attempts = tonumber(redis.call('HGET', job_key(id), 'attempts'))
 if arg(6) == '1' then attempts = redis.call('HINCRBY', job_key(id), 'attempts', 1) end
