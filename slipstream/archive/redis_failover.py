@@ -179,7 +179,9 @@ class Followers:
 
     async def confirm(self, standing: Standing, pool: ConnectionPool) -> None:
         """That the server still leads which the replicas have followed in this. Raises `QueueUnavailable`."""
-        if not self._is_confirmed(standing) and isinstance(pool, SentinelPool) and standing.run_id:
+        if not isinstance(pool, SentinelPool) or not standing.run_id:
+            return  # nobody can be asked, or not by name
+        if not self._is_confirmed(standing):
             await _check_leads(standing.run_id, pool)
         self._confirmed = standing
 

@@ -175,21 +175,25 @@ class DraftLink:
         """Draft after draft, until cancelled. Whatever goes wrong here costs speed only."""
         back_off_s = FIRST_BACK_OFF_S
         while True:
-            try:
-                draft = await self._peers.choose_draft()
-            except SlipstreamError as error:
-                reason = plain_words(error)
-                if back_off_s == FIRST_BACK_OFF_S:
-                    self._listener.draft_missing(reason)
-            except Exception:
-                get_logger().exception("draft.not_chosen")
-                reason = _INTERNAL
-            else:
+            draft, reason = await self._chosen()
+            if draft is not None:
                 reason = await self._take_part(draft)
                 self._listener.draft_lost(reason)
+            elif back_off_s == FIRST_BACK_OFF_S:
+                self._listener.draft_missing(reason)
             get_logger().warning("draft.lost", reason=reason, retry_s=back_off_s)
             await asyncio.sleep(back_off_s)
             back_off_s = min(2 * back_off_s, MAX_BACK_OFF_S)
+
+    async def _chosen(self) -> tuple[RemoteDraft | None, str]:
+        """A draft, or why there is none."""
+        try:
+            return await self._peers.choose_draft(), ""
+        except SlipstreamError as error:
+            return None, plain_words(error)
+        except Exception:
+            get_logger().exception("draft.not_chosen")
+            return None, _INTERNAL
 
     async def _take_part(self, draft: RemoteDraft) -> str:
         """Writes with the draft until it is lost; returns why."""

@@ -340,18 +340,22 @@ class Media:
     async def _delivered(
         self, source: str, owner: str, *, whole: bool = False, most_bytes: int = 0, counts: bool = False
     ) -> AsyncIterator[VideoFile]:
-        """See `open_source`. A film that is read by ranges holds its place among uploads to its end."""
+        """See `open_source`. What counts holds its place among uploads until it is fetched, a film that is read by
+        ranges to its end."""
         most_bytes = most_bytes or self._config.max_video_bytes
         with VideoBuffer(most_bytes, self._temporary) as download, contextlib.ExitStack() as places:
             sink: Sink = download
             film = None
-            if counts:
-                places.enter_context(self._uploads.held())
-                sink = CountedSink(download, places.enter_context(self._upload_bytes.held(0)))
-            if is_remote_object(source):
-                film = await self._objects.open(source, owner, sink, whole=whole, most_bytes=most_bytes)
-            else:
-                await self._fetcher.fetch(source, sink)
+            with contextlib.ExitStack() as fetching:
+                if counts:
+                    sink = CountedSink(download, places.enter_context(self._upload_bytes.held(0)))
+                    fetching.enter_context(self._uploads.held())
+                if is_remote_object(source):
+                    film = await self._objects.open(source, owner, sink, whole=whole, most_bytes=most_bytes)
+                else:
+                    await self._fetcher.fetch(source, sink)
+                if film is not None:
+                    places.enter_context(fetching.pop_all())
             yield VideoFile(film, film.num_bytes, self._temporary) if film else await download.finished()
 
 

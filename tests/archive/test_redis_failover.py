@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from slipstream.archive import redis_failover
 from slipstream.archive.queue import BatchSpec, JobState, QueueUnavailable, SubmitOutcome
-from slipstream.archive.redis_failover import Followers, SentinelPool, Standing, connect_by_sentinel
+from slipstream.archive.redis_failover import Followers, SentinelPool, Standing, connect, connect_by_sentinel
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.errors import InvalidConfig
 from tests.archive.worlds import DONE, specs
@@ -184,6 +184,15 @@ async def test_who_leads_is_asked_when_a_replica_has_left(monkeypatch: pytest.Mo
     assert sentinels[0].asked == 3
     await followers.confirm(both, pool)
     assert sentinels[0].asked == 3, "one that came makes no difference"
+
+
+async def test_where_nobody_can_be_asked_a_replica_that_left_stops_nothing() -> None:
+    plain = connect("redis://one/0", 1, 1.0).connection_pool
+    followers, by_sentinel, sentinels = confirming("x", "x", "x")
+    for pool, run_id in ((plain, "x"), (by_sentinel, "")):
+        for replicas in ((ONE, TWO), (ONE,)):
+            await followers.confirm(Standing(run_id, frozenset(replicas)), pool)
+    assert not any(each.asked for each in sentinels)
 
 
 async def test_a_server_that_led_before_is_not_confirmed_by_what_was_said_of_another() -> None:

@@ -87,10 +87,10 @@ async def read(site: Site, path: str, config: GatewayConfig = CONFIG) -> tuple[l
 
 
 async def test_a_document_is_fetched_and_read(site: Site) -> None:
-    """What is fetched for a caller counts among what it uploads."""
+    """What is fetched for a caller counts among what it uploads, its place until it is there."""
     site.answers[b"/a.pdf"] = ok(PDF)
     texts, reader = await read(site, "/a.pdf")
-    assert (texts, reader.given, reader.held) == (["read p1", "read p2"], [PDF], [1, len(PDF)])
+    assert (texts, reader.given, reader.held) == (["read p1", "read p2"], [PDF], [0, len(PDF)])
     assert len(site.requests) == 1
 
 

@@ -1,0 +1,62 @@
+"""A caption's search for a draft goes on, whatever comes of it."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from slipstream.captioning import draft_link
+from slipstream.captioning.draft_link import DraftLink, DraftListener
+from slipstream.errors import ServiceUnavailable
+from slipstream.rpc.peers import Peers
+from slipstream.video.messages import SampledVideo
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.missing: list[str] = []
+
+    def draft_missing(self, reason: str) -> None:
+        self.missing.append(reason)
+
+
+class Choosing:
+    """Peers of whose drafts none can be had."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.asked = 0
+        self.thrice = asyncio.Event()
+
+    async def choose_draft(self) -> Any:
+        self.asked += 1
+        if self.asked == 3:
+            self.thrice.set()
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ServiceUnavailable("no draft\x00 is up"), "no draft? is up"),
+        (KeyError("not ours to tell"), "internal error; the gateway's log has the details"),
+    ],
+)
+async def test_without_a_draft_it_is_said_once_and_asked_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+) -> None:
+    monkeypatch.setattr(draft_link, "FIRST_BACK_OFF_S", 0.001)
+    peers, listener = Choosing(error), Listener()
+    link = DraftLink(
+        cast(Peers, peers),
+        cast(Callable[[], Any], None),
+        cast(SampledVideo, None),
+        cast(DraftListener, listener),
+        silence_s=1.0,
+        timeout_s=1.0,
+    )
+    running = asyncio.create_task(link.run())
+    await peers.thrice.wait()
+    assert listener.missing == [told] and not running.done()
+    running.cancel()
