@@ -6,8 +6,10 @@ import pytest
 
 from slipstream.archive.queue import BeatAnswer, JobState, Lease
 from tests.archive.worlds import DONE, POLICY, World, fill, specs, take_one
+from tests.support.memory_table import CAME_BACK
 
 LEASE_S = POLICY.lease_s
+DIED = f"whatever ran it died {POLICY.max_crashes} times"
 
 
 async def test_a_poison_job_dies_alone(world: World) -> None:
@@ -112,6 +114,48 @@ async def test_a_job_is_not_to_blame_for_workers_that_come_back(world: World, ho
         assert (await world.jobs())["a"].crashes == number + 1
         lease = found[0] if found else lease
     assert (await world.jobs())["a"].state is JobState.DEAD
+
+
+async def lose_all(world: World) -> list[Lease]:
+    """The runs of a job whose workers fell silent one after the other, until it was dead of it."""
+    await fill(world, "a")
+    held = await world.queue.take("w0", 1)
+    for number in range(1, POLICY.max_crashes):
+        await world.elapse(LEASE_S + 1)
+        found = await world.queue.take(f"w{number}", 1)
+        held += found or await world.queue.take(f"w{number}", 1)
+    await world.elapse(LEASE_S + 1)
+    assert await world.queue.take("v", 1) == []
+    assert (await world.jobs())["a"].error == DIED
+    return held
+
+
+@pytest.mark.parametrize("how", ["beat", "finish", "retry"])
+@pytest.mark.parametrize("number", range(POLICY.max_crashes))
+async def test_a_dead_job_whose_worker_comes_back_stays_dead_and_says_so(world: World, how: str, number: int) -> None:
+    """That it is dead may have been told already, so what becomes of it is up to whoever reads why."""
+    held = await lose_all(world)
+    await lives(world, held[number], how)
+    job = (await world.jobs())["a"]
+    assert (job.state, job.crashes, job.error) == (JobState.DEAD, POLICY.max_crashes - 1, DIED + CAME_BACK)
+    for lease in held:
+        await lives(world, lease, how)
+    job = (await world.jobs())["a"]
+    assert (job.state, job.crashes, job.error) == (JobState.DEAD, 0, DIED + CAME_BACK), "it is said once"
+    assert (await world.queue.retry_dead("batch")).num_jobs == 1
+    assert await world.queue.finish(await take_one(world), DONE)
+
+
+async def test_a_job_that_is_dead_of_its_own_failures_says_nothing_of_its_workers(world: World) -> None:
+    await fill(world, "a")
+    lost = await take_one(world, "w")
+    await world.elapse(LEASE_S + 1)
+    for _ in range(POLICY.max_attempts):
+        assert await world.queue.retry(await take_one(world, "v"), "it is too dark", 0.0)
+        await world.elapse(1)
+    await lives(world, lost, "beat")
+    job = (await world.jobs())["a"]
+    assert (job.state, job.error) == (JobState.DEAD, "it is too dark")
 
 
 async def test_who_has_died_excuses_nothing(world: World) -> None:

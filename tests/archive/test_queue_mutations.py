@@ -1,6 +1,7 @@
 """The guard of the guards: each rule of the scripts, taken out, turns the check red that is named for it."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 
@@ -58,6 +59,21 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         "if suspect and suspect ~= id and",
         "if false and",
         blame.test_beside_a_suspect_only_the_suspect_is_blamed,
+    ),
+    "a death that was none goes unsaid": (
+        "h[3] .. CAME_BACK",
+        "h[3]",
+        partial(blame.test_a_dead_job_whose_worker_comes_back_stays_dead_and_says_so, how="beat", number=0),
+    ),
+    "a dead job's late result is no sign of life": (
+        "if not same or before ~= 'running' then\n    absolve(id, worker, epoch)\n",
+        "if not same or before ~= 'running' then\n    if not same then absolve(id, worker, epoch) end\n",
+        partial(blame.test_a_dead_job_whose_worker_comes_back_stays_dead_and_says_so, how="finish", number=2),
+    ),
+    "a job is excused whatever it died of": (
+        "h[2] == 'dead' and crashes == MAX_CRASHES",
+        "h[2] == 'dead'",
+        blame.test_a_job_that_is_dead_of_its_own_failures_says_nothing_of_its_workers,
     ),
     "an entry outlives its job": (
         "local waits = job.state == 'queued' and job.entry == entry",

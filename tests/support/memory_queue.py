@@ -79,9 +79,8 @@ class MemoryQueue(JobTable):
 
     async def finish(self, lease: Lease, outcome: Outcome) -> bool:
         job = self._held(lease)
-        if job is None or job.record.state is JobState.QUEUED:
-            self._absolve(lease)
         if job is None or job.record.state is not JobState.RUNNING:
+            self._absolve(lease)
             return job is not None and job.record.state is outcome.state
         tallies = self._batch(lease.batch_id).tallies
         if outcome.state is JobState.DONE:

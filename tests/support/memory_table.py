@@ -22,6 +22,7 @@ from slipstream.archive.queue import (
 
 SUSPECT_AFTER = 2
 TURNS = tuple({"h": Priority.HIGH, "n": Priority.NORMAL, "l": Priority.LOW}[letter] for letter in "hnhhnhlhnh")
+CAME_BACK = "; a worker that was taken for dead has come back since, so the job may not be at fault: retry it"
 FIRST = ("suspects", "again", *Priority)
 """Streams whose expired leases come before those of the others, which follow in alphabetical order."""
 
@@ -254,14 +255,18 @@ class JobTable:
         return job.record.crashes
 
     def _absolve(self, lease: Lease) -> None:
-        """A worker that was taken for dead speaks of a run that it has lost; that excuse wears out, too."""
+        """A worker that was taken for dead speaks of a run that it has lost; that excuse wears out, too. A job that is
+        dead of such deaths stays so, and its reason says what to do."""
         job = self._jobs.get(lease.job_id)
         if job is None or job.blamed.get(lease.epoch) != lease.worker:
             return
         del job.blamed[lease.epoch]
         job.absolved += 1
-        if job.absolved <= 2 * self.policy.max_crashes and job.record.crashes:
-            job.set(crashes=job.record.crashes - 1)
+        if job.absolved > 2 * self.policy.max_crashes or not job.record.crashes:
+            return
+        job.set(crashes=job.record.crashes - 1)
+        if job.record.state is JobState.DEAD and job.record.crashes == self.policy.max_crashes - 1:
+            job.set(error=job.record.error + CAME_BACK)
 
     def _deliver(self, stream: str) -> list[Job]:
         """The next job of the stream, if any."""

@@ -5,11 +5,10 @@ local out, at = {}, 1
 
 local function finish(id, worker, epoch, state, result, digest, why, code, content)
   local same, before, batch, entry, progress, old_error = holder(id, worker, epoch)
-  if not same or before == 'queued' then
+  if not same or before ~= 'running' then
     absolve(id, worker, epoch)
-    return 0
+    return same and before == state and 1 or 0
   end
-  if before ~= 'running' then return before == state and 1 or 0 end
   local meta = state == 'done' and redis.call('HGETALL', meta_key(id)) or {}
   if #meta > 0 and redis.call('ZCARD', done_key(id)) < tonumber(redis.call('HGET', meta_key(id), 'total') or 0) then
     return 2

@@ -402,13 +402,19 @@ local function blame(id, suspect)
 end
 
 -- A worker that was taken for dead speaks of a run that it has lost: it was frozen or cut off, and the job is not to blame.
--- That excuse wears out, too: a job that stops its workers for so long does so again and again.
+-- That excuse wears out, too: a job that stops its workers for so long does so again and again. One that is dead of such
+-- deaths stays so, as that may have been told already: its reason says what to do.
+local CAME_BACK = '; a worker that was taken for dead has come back since, so the job may not be at fault: retry it'
+
 local function absolve(id, worker, epoch)
   local blamed = 'blamed:' .. epoch
   if redis.call('HGET', job_key(id), blamed) ~= worker then return end
   redis.call('HDEL', job_key(id), blamed)
   if redis.call('HINCRBY', job_key(id), 'absolved', 1) > 2 * MAX_CRASHES then return end
-  if tonumber(redis.call('HGET', job_key(id), 'crashes')) > 0 then redis.call('HINCRBY', job_key(id), 'crashes', -1) end
+  local h = redis.call('HMGET', job_key(id), 'crashes', 'state', 'error')
+  local crashes = tonumber(h[1])
+  if crashes > 0 then redis.call('HINCRBY', job_key(id), 'crashes', -1) end
+  if h[2] == 'dead' and crashes == MAX_CRASHES then redis.call('HSET', job_key(id), 'error', h[3] .. CAME_BACK) end
 end
 
 -- Called by what workers call often. When nobody was heard of for half a lease the store was away, not the workers:
