@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -28,7 +28,7 @@ CONNECT_S, SOCKET_S = 2.0, 2.5
 SCHEME = "sentinel://"
 SENTINEL_PORT = 26379
 SENTINEL_S = 0.5
-"""For a sentinel to answer: another one is asked then, and a call of the queue has some seconds for all of it."""
+"""For a sentinel to answer, once: a call of the queue has some seconds for all of it, and is made again."""
 WAIT_S = 1.5
 """For replicas to say that they have a write."""
 SETTLE_S = 1.0
@@ -41,6 +41,28 @@ PROMISES = frozenset(
 then. A lease that is lost with its server is taken once more, and fenced."""
 
 _URL = re.compile(r"sentinel://(?:(?P<user>[^@/]*)@)?(?P<hosts>[^@/]+)/(?P<name>[\w.-]+)(?:/(?P<db>\d+))?")
+
+
+class Sentinels(Sentinel):
+    """Asks all sentinels at once, and believes who has heard of the latest failover: one that was away says for some
+    seconds who led before, and that server, back too, would hand out what the others have given to somebody else."""
+
+    async def views(self, name: str) -> list[Mapping[str, Any]]:
+        """What each one that answers says of the group."""
+        asked = await asyncio.gather(*(each.sentinel_masters() for each in self.sentinels), return_exceptions=True)
+        return [found[name] for found in asked if isinstance(found, dict) and name in found]
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        """Host and port. Raises `MasterNotFoundError`."""
+        views = await self.views(service_name)
+        latest = max((view["config-epoch"] for view in views), default=0)
+        for view in views:
+            if view["config-epoch"] == latest and self.check_master_state(dict(view), service_name):
+                return view["ip"], view["port"]
+        raise MasterNotFoundError(
+            f"{len(views)} of {len(self.sentinels)} sentinels answer, and none that is up to date sees a server that"
+            f" leads {service_name}"
+        )
 
 
 class SentinelPool(SentinelConnectionPool, BlockingConnectionPool):
@@ -76,8 +98,8 @@ def connect_by_sentinel(url: str, **options: Any) -> ConnectionPool:
     if mark:
         options |= {"username": unquote(user) or None, "password": unquote(password)}
     places = [_place(each) for each in match["hosts"].split(",")]
-    limits = {"socket_timeout": SENTINEL_S, "socket_connect_timeout": SENTINEL_S}
-    return SentinelPool(match["name"], Sentinel(places, sentinel_kwargs=limits), db=int(match["db"] or 0), **options)
+    once = {"retry": Retry(NoBackoff(), 0), "socket_timeout": SENTINEL_S, "socket_connect_timeout": SENTINEL_S}
+    return SentinelPool(match["name"], Sentinels(places, sentinel_kwargs=once), db=int(match["db"] or 0), **options)
 
 
 @dataclass(frozen=True)
@@ -204,14 +226,12 @@ class Followers:
 
 async def _check_leads(run_id: str, pool: SentinelPool) -> None:
     """Raises `QueueUnavailable` where not most sentinels say so."""
-    sentinels = pool.sentinel_manager.sentinels
-    asked = await asyncio.gather(*(each.sentinel_masters() for each in sentinels), return_exceptions=True)
-    groups = [found.get(pool.service_name, {}) for found in asked if isinstance(found, dict)]
-    votes = sum(group.get("runid") == run_id for group in groups)
-    if 2 * votes <= len(sentinels):
+    asked = pool.sentinel_manager
+    votes = sum(view.get("runid") == run_id for view in await asked.views(pool.service_name))
+    if 2 * votes <= len(asked.sentinels):
         raise QueueUnavailable(
-            f"{votes} of {len(sentinels)} sentinels say that this server leads the queue's Redis; nothing is promised,"
-            " ask again"
+            f"{votes} of {len(asked.sentinels)} sentinels say that this server leads the queue's Redis; nothing is"
+            " promised, ask again"
         )
 
 

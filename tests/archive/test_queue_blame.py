@@ -116,6 +116,38 @@ async def test_a_job_is_not_to_blame_for_workers_that_come_back(world: World, ho
     assert (await world.jobs())["a"].state is JobState.DEAD
 
 
+async def test_what_a_living_worker_gives_up_is_no_death(world: World) -> None:
+    """A server that led before may tell it that it has lost what it was just given; nobody else hears of that."""
+    await fill(world, "a", "b")
+    (kept,) = await world.queue.take("w", 1)
+    held = await take_one(world, "w")
+    for number in range(2 * POLICY.max_crashes + 2):
+        for _ in range(4):
+            await world.elapse(LEASE_S * 0.26)
+            assert await world.queue.beat([kept], {}) == [BeatAnswer.KEEP]
+        (again,) = await world.queue.take("w", 1)
+        excused = number < 2 * POLICY.max_crashes
+        assert (again.job_id, again.crashes) == (held.job_id, 0 if excused else number + 1 - 2 * POLICY.max_crashes)
+
+
+async def test_a_worker_that_was_heard_of_before_it_died_has_died(world: World) -> None:
+    """It renewed all that it had a fifth of a lease before at the most."""
+    await fill(world, "a")
+    await take_one(world, "w")
+    await world.elapse(LEASE_S / 5)
+    assert await world.queue.take("w", 0) == []
+    await world.elapse(LEASE_S * 4 / 5 + 1)
+    assert (await take_one(world, "v")).crashes == 1
+
+
+async def test_who_takes_its_own_job_back_was_silent(world: World) -> None:
+    """A job that keeps its worker's process from running for a whole lease is to blame."""
+    await fill(world, "a")
+    await take_one(world, "w")
+    await world.elapse(LEASE_S + 1)
+    assert (await take_one(world, "w")).crashes == 1
+
+
 async def lose_all(world: World) -> list[Lease]:
     """The runs of a job whose workers fell silent one after the other, until it was dead of it."""
     await fill(world, "a")

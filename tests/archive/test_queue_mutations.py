@@ -60,6 +60,16 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         "if false and",
         blame.test_beside_a_suspect_only_the_suspect_is_blamed,
     ),
+    "who gives a job up has died of it": (
+        "if not (is_alive(lost_by) and is_absolved(id)) then",
+        "if true then",
+        blame.test_what_a_living_worker_gives_up_is_no_death,
+    ),
+    "a take shows that its worker lived before": (
+        "local may_expire = hear()\n",
+        "local may_expire = hear()\nshow_alive(worker)\n",
+        blame.test_who_takes_its_own_job_back_was_silent,
+    ),
     "a death that was none goes unsaid": (
         "h[3] .. CAME_BACK",
         "h[3]",

@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
+from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from slipstream.archive import redis_failover
@@ -162,6 +163,56 @@ def confirming(*run_ids: str | None) -> tuple[Followers, SentinelPool, list[Sent
 
 
 ONE, TWO = ("10.0.0.1", "6379"), ("10.0.0.2", "6379")
+
+
+class Knowing:
+    """A sentinel that says where the leader is, of which failover it has heard last, and whether it sees the leader."""
+
+    def __init__(self, port: int, epoch: int, *, is_down: bool = False) -> None:
+        state = {"is_master": True, "is_sdown": is_down, "is_odown": False, "num-other-sentinels": 2}
+        self._told = {"queue": state | {"ip": "10.0.0.1", "port": port, "config-epoch": epoch, "runid": ""}}
+
+    async def sentinel_masters(self) -> dict[str, dict[str, Any]]:
+        return self._told
+
+
+@pytest.mark.parametrize(
+    ("told", "port"),
+    [
+        ((Knowing(1, 4), Knowing(2, 5), Sentinel(None)), 2),
+        ((Knowing(2, 5), Knowing(1, 4), Knowing(1, 4)), 2),
+        ((Knowing(1, 4), Knowing(2, 5, is_down=True), Knowing(2, 5)), 2),
+        ((Sentinel(None), Sentinel(None), Knowing(2, 5)), 2),
+        ((Knowing(1, 4), Knowing(2, 5, is_down=True), Sentinel(None)), None),
+        ((Sentinel(None), Sentinel(None), Sentinel(None)), None),
+    ],
+)
+async def test_who_has_heard_of_the_latest_failover_is_believed(told: Sequence[Any], port: int | None) -> None:
+    """One that was away knows who led before: that server, back too, gave out what others had been given."""
+    _, pool, _ = confirming()
+    pool.sentinel_manager.sentinels = told
+    if port is None:
+        with pytest.raises(MasterNotFoundError, match="sentinels answer, and none that is up to date"):
+            await pool.get_master_address()
+    else:
+        assert await pool.get_master_address() == ("10.0.0.1", port)
+
+
+async def test_a_sentinel_that_hangs_up_is_asked_once() -> None:
+    """By its client's own custom four times, some seconds apart, in which every call of the queue would wait."""
+    asked: list[object] = []
+
+    def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(writer)
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        pool = connect_by_sentinel(f"sentinel://127.0.0.1:{port}/queue", max_connections=1)
+        with pytest.raises(MasterNotFoundError, match="0 of 1 sentinels answer"):
+            await pool.get_master_address()
+        await pool.aclose()
+    assert len(asked) == 1
 
 
 async def test_who_leads_is_asked_when_a_replica_has_left(monkeypatch: pytest.MonkeyPatch) -> None:

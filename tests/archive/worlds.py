@@ -35,10 +35,10 @@ class World:
         return {job.custom_id: job for job in (await self.queue.list_jobs(batch_id, limit=1000))[0]}
 
     async def lose(self, lease: Lease) -> None:
-        """Its worker is silent for longer than a lease; everybody else beats."""
+        """Its worker is silent for longer than a lease; every other one beats."""
         await self.elapse(self.queue.policy.lease_s + 1)
         running = await self._running()
-        await self.queue.beat([_token_of(name, job) for name, job in running.items() if name != lease.job_id], {})
+        await self.queue.beat([_token_of(name, job) for name, job in running.items() if job.worker != lease.worker], {})
 
     async def _running(self) -> Mapping[str, JobRecord]:
         found = {}
@@ -81,7 +81,7 @@ async def age(redis: Any, prefix: str, seconds: float) -> None:
     for key in ("delayed", "expiry"):
         for member, _ in await redis.zrange(prefix + key, 0, -1, withscores=True):
             await redis.zincrby(prefix + key, -milliseconds, member)
-    for key in await redis.keys(f"{prefix}w:*"):
+    for key in await redis.keys(f"{prefix}[aw]:*"):
         await _shorten(redis, key, milliseconds)
     await _shorten(redis, f"{prefix}suspect", milliseconds)
     await redis.hdel(f"{prefix}clock", "amnesty")

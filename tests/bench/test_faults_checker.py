@@ -130,6 +130,14 @@ def test_a_commit_by_a_run_that_was_overtaken() -> None:
     assert "a: commits: by w0/1 when a later run had begun" in violations(wrong)
 
 
+@pytest.mark.parametrize(("since", "passed"), [(6.0, True), (6.3, False)])
+def test_a_run_that_only_a_server_knew_that_led_no_more(since: float, passed: bool) -> None:
+    events = (*STRUCK.events[:4], event(6.5, Kind.COMMITTED, "a", "w0"), event(6.8, Kind.REFUSED, "a", "w1", 2))
+    acts = (KILL, Act(since, 8.0, "freeze", "redis"))
+    deposed = replace(STRUCK, events=events, entries=(entry("a", "w0"), STRUCK.entries[1]), acts=acts)
+    assert ("a: commits" not in violations(deposed)) == passed
+
+
 def test_no_commit_of_a_job_that_is_done() -> None:
     assert "a: commits: none" in violations(without(CALM, 2))
 

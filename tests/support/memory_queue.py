@@ -58,6 +58,7 @@ class MemoryQueue(JobTable):
     async def take(self, worker: str, limit: int, *, suspects: bool = True) -> list[Lease]:
         leases: list[Lease] = []
         if limit <= 0:
+            self._show_alive(worker)
             return leases
         now = self._clock()
         due = sorted(
@@ -68,6 +69,7 @@ class MemoryQueue(JobTable):
         for job in sorted(self._running(), key=place_in_take):
             if job.lease_ends_s <= now and len(leases) < limit and self._expire(job):
                 leases.append(self._begin(job, worker))
+        self._show_alive(worker)
         if suspects and len(leases) < limit and not any(job.place[0] == "suspects" for job in self._running()):
             leases += [self._begin(job, worker) for job in self._deliver("suspects")]
         while len(leases) < limit and (found := self._deliver_in_turn()):
@@ -75,6 +77,8 @@ class MemoryQueue(JobTable):
         return leases
 
     async def beat(self, leases: Sequence[Lease], progress: Mapping[str, str]) -> list[BeatAnswer]:
+        if leases:
+            self._show_alive(leases[0].worker)
         return [self._beat(lease, progress.get(lease.job_id, "")) for lease in leases]
 
     async def finish(self, lease: Lease, outcome: Outcome) -> bool:

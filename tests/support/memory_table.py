@@ -82,6 +82,8 @@ class JobTable:
         self._known: dict[str, list[KnownEntry]] = {}
         self._num_known = 0
         self._suspects: dict[str, tuple[str, float]] = {}
+        self._alive: dict[str, float] = {}
+        """Until when who was heard of counts as living."""
         """By worker, and under "" of all: the suspect it runs, and until when that is remembered."""
         self._num_entries = 0
         self._turn = 0
@@ -223,7 +225,9 @@ class JobTable:
             self._move(job, JobState.CANCELLED)
             return False
         before = job.record.crashes
-        crashes = self._blame(job, self._suspect(job.record.worker))
+        crashes = before
+        if not (self._alive.get(job.record.worker, 0.0) > self._clock() and self._is_absolved(job)):
+            crashes = self._blame(job, self._suspect(job.record.worker))
         if crashes > before:
             job.blamed[job.record.epoch] = job.record.worker
         if self._suspect("") == job.record.job_id:
@@ -254,15 +258,22 @@ class JobTable:
         job.set(crashes=job.record.crashes + 1)
         return job.record.crashes
 
+    def _is_absolved(self, job: Job) -> bool:
+        """Of a death that was none; that excuse wears out, too."""
+        job.absolved += 1
+        return job.absolved <= 2 * self.policy.max_crashes
+
+    def _show_alive(self, worker: str) -> None:
+        self._alive[worker] = self._clock() + self.policy.lease_s / 2
+
     def _absolve(self, lease: Lease) -> None:
-        """A worker that was taken for dead speaks of a run that it has lost; that excuse wears out, too. A job that is
-        dead of such deaths stays so, and its reason says what to do."""
+        """A worker that was taken for dead speaks of a run that it has lost. A job that is dead of such deaths stays
+        so, and its reason says what to do."""
         job = self._jobs.get(lease.job_id)
         if job is None or job.blamed.get(lease.epoch) != lease.worker:
             return
         del job.blamed[lease.epoch]
-        job.absolved += 1
-        if job.absolved > 2 * self.policy.max_crashes or not job.record.crashes:
+        if not self._is_absolved(job) or not job.record.crashes:
             return
         job.set(crashes=job.record.crashes - 1)
         if job.record.state is JobState.DEAD and job.record.crashes == self.policy.max_crashes - 1:

@@ -1,6 +1,7 @@
 -- Renews leases. Arguments, for each: job, worker, epoch, progress.
 local out = {}
 hear()
+if num_args() > 0 then show_alive(arg(2)) end
 
 local function beat(id, worker, epoch, progress)
   local same, state, batch, entry = holder(id, worker, epoch)

@@ -11,6 +11,7 @@
 --   delayed      zset of job ids by due time          dead            zset of job ids by time of death
 --   expiry       zset of batch ids by time            r:<content key> id of a job that has this result
 --   w:<worker>   the suspect it runs                  t:<worker>      its latest take, so that it can be repeated
+--   a:<worker>   is there for half a lease behind each take and beat of it
 --   suspect      the suspect that runs anywhere       totals, clock   hashes: jobs by state and bytes of parts; times,
 --                turn, last place
 --   p:<job>, d:<job>, m:<job>  of a job with parts: hash of the parts by number, each behind its digest; zset of the
@@ -401,8 +402,11 @@ local function blame(id, suspect)
   return redis.call('HINCRBY', job_key(id), 'crashes', 1)
 end
 
--- A worker that was taken for dead speaks of a run that it has lost: it was frozen or cut off, and the job is not to blame.
--- That excuse wears out, too: a job that stops its workers for so long does so again and again. One that is dead of such
+-- A job is not to blame for a death that was none, where something shows that its worker lives. That excuse wears out, too: a
+-- job that stops its workers for so long does so again and again.
+local function is_absolved(id) return redis.call('HINCRBY', job_key(id), 'absolved', 1) <= 2 * MAX_CRASHES end
+
+-- A worker that was taken for dead speaks of a run that it has lost: it was frozen or cut off. A job that is dead of such
 -- deaths stays so, as that may have been told already: its reason says what to do.
 local CAME_BACK = '; a worker that was taken for dead has come back since, so the job may not be at fault: retry it'
 
@@ -410,11 +414,20 @@ local function absolve(id, worker, epoch)
   local blamed = 'blamed:' .. epoch
   if redis.call('HGET', job_key(id), blamed) ~= worker then return end
   redis.call('HDEL', job_key(id), blamed)
-  if redis.call('HINCRBY', job_key(id), 'absolved', 1) > 2 * MAX_CRASHES then return end
+  if not is_absolved(id) then return end
   local h = redis.call('HMGET', job_key(id), 'crashes', 'state', 'error')
   local crashes = tonumber(h[1])
   if crashes > 0 then redis.call('HINCRBY', job_key(id), 'crashes', -1) end
   if h[2] == 'dead' and crashes == MAX_CRASHES then redis.call('HSET', job_key(id), 'error', h[3] .. CAME_BACK) end
+end
+
+-- Who was heard of within half a lease has not died of a job that it has not renewed for a whole one: it gave it up, as a
+-- server that led before told it so, or never heard of it.
+local function is_alive(worker) return redis.call('EXISTS', P .. 'a:' .. worker) == 1 end
+
+local function show_alive(worker)
+  local key = P .. 'a:' .. worker
+  if redis.call('PTTL', key) < LEASE * 0.4 then redis.call('SET', key, 1, 'PX', math.ceil(LEASE / 2)) end
 end
 
 -- Called by what workers call often. When nobody was heard of for half a lease the store was away, not the workers:

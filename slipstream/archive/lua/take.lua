@@ -60,7 +60,8 @@ local function expire(id, entry)
     return drop(entry)
   end
   local lost_by = job.worker
-  local crashes = blame(id, suspect_of(lost_by))
+  local crashes = tonumber(job.crashes)
+  if not (is_alive(lost_by) and is_absolved(id)) then crashes = blame(id, suspect_of(lost_by)) end
   if crashes > tonumber(job.crashes) then redis.call('HSET', job_key(id), 'blamed:' .. job.epoch, lost_by) end
   job.crashes = crashes
   if redis.call('GET', P .. 'suspect') == id then redis.call('PEXPIRE', P .. 'suspect', LEASE) end
@@ -205,7 +206,10 @@ local function deliver_in_turn()
 end
 
 local may_expire = hear()
-if limit <= 0 then return { out, expired } end
+if limit <= 0 then
+  show_alive(worker)
+  return { out, expired }
+end
 local before = redis.call('HMGET', P .. 't:' .. worker, 'call', 'leases')
 if call < tonumber(before[1] or -1) then return { out, expired } end
 if call == tonumber(before[1] or -1) then
@@ -220,6 +224,7 @@ end
 if may_expire then
   for _, name in ipairs(streams_with_leases()) do reclaim(name) end
 end
+show_alive(worker) -- this call shows nothing of what it was before
 for _, priority in ipairs(PRIORITIES) do -- what an earlier release put there has no turn yet
   if num_waiting(priority) > 0 then to_the_end(priority, '', 'NX') end
 end

@@ -4,7 +4,8 @@ The rules:
 
 - `terminal`: every job that was handed in is in the queue once, in a terminal state.
 - `commits`: a job that is done or failed was committed by exactly one run, the one that the queue names, and by no run
-  after a later one had begun; a job that is neither was committed by none. A worker that was killed between the commit
+  after a later one had begun, but for those that a server gave out while the queue was struck and that the queue does
+  not know of: it had led before, and was yet to hear that it leads no more; a job that is neither was committed by none. A worker that was killed between the commit
   and its log line has no line: then it must be the run that the queue names.
 - `reruns`: a job is run again only if the injector struck what its last run needed, or that run gave it back.
 - `recovery`: what ran on a gateway that was killed or frozen runs again within the lease and a margin, unless the
@@ -128,7 +129,9 @@ def _commit_fault(entry: Entry, commits: Sequence[JobEvent], runs: Sequence[Run]
     commit = commits[0]
     if (commit.worker, commit.epoch) != (entry.worker, entry.epoch):
         return f"by {commit.worker}/{commit.epoch}, but the queue names {entry.worker}/{entry.epoch}"
-    if any(run.epoch > commit.epoch and run.began < commit.at for run in runs):
+    later = [run for run in runs if run.epoch > commit.epoch and run.began < commit.at]
+    struck = [act for act in acts if act.victim == "redis"]
+    if not all(overlapping(struck, run.began, run.began) for run in later):
         return f"by {commit.worker}/{commit.epoch} when a later run had begun"
     return ""
 
