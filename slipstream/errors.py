@@ -99,7 +99,7 @@ class SessionExists(InvalidRequest):
 
 
 class SessionIdle(SlipstreamError):
-    """The caller left its session open and said nothing for too long."""
+    """The caller left its call open, and said nothing or took nothing of what it is sent for too long."""
 
     status = "ABORTED"
     exit_code = 4

@@ -115,6 +115,7 @@ class Timings:
     target_prefill_s: float = 0.0
     draft_encode_s: float = 0.0
     draft_guidance_s: float = 0.0
+    """Waiting for guidance, once the draft has encoded the frames."""
     draft_prune_s: float = 0.0
     draft_prefill_s: float = 0.0
     first_token_s: float = 0.0

@@ -148,7 +148,9 @@ class DraftReady:
     kept_tokens: int = 0
     video_tokens: int = 0
     encode_s: float = 0.0
+    """With the frames' digest, where embeddings are kept by it."""
     guidance_s: float = 0.0
+    """Waiting for it, once the frames are encoded; 0: it was there by then."""
     prune_s: float = 0.0
     prefill_s: float = 0.0
     guidance_bytes: int = 0

@@ -5,9 +5,10 @@ import hashlib
 import math
 import socket
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import grpc
 import numpy as np
@@ -29,6 +30,8 @@ from slipstream.rpc.tls import PeerSecurity
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.session_messages import MAX_KEPT_BYTES, DraftReady, DraftStart
 from slipstream.speculation.methods import Score
+
+T = TypeVar("T")
 
 # -- targets ----------------------------------------------------------------------------------------------------------
 
@@ -192,12 +195,9 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
 
     async def _prepare(self, session: DraftSession) -> DraftReady:
         """Encodes while the guidance is on its way, prunes and prefills."""
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        (embeddings, encode_s), (guidance, guidance_bytes) = await asyncio.gather(
-            self.engine.encode(session), self._pull_guidance(session)
+        ((embeddings, encode_s), encoded_at), ((guidance, guidance_bytes), guided_at) = await asyncio.gather(
+            _with_end(self.engine.encode(session)), _with_end(self._pull_guidance(session))
         )
-        guidance_s = loop.time() - started - encode_s
         keep, prune_s = await self.engine.choose_tokens(session, embeddings, guidance)
         prefill_s = await self.engine.prefill(session, embeddings, keep)
         get_logger().info("draft.ready", kept_tokens=len(keep), guidance_bytes=guidance_bytes)
@@ -205,7 +205,7 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
             kept_tokens=len(keep),
             video_tokens=session.plan.num_video_tokens,
             encode_s=encode_s,
-            guidance_s=max(guidance_s, 0.0),
+            guidance_s=max(guided_at - encoded_at, 0.0),
             prune_s=prune_s,
             prefill_s=prefill_s,
             guidance_bytes=guidance_bytes,
@@ -229,6 +229,11 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
                 self.engine.order(session, action)
         finally:
             self.engine.close(session)
+
+
+async def _with_end(work: Awaitable[T]) -> tuple[T, float]:
+    """What it brings, and when it had, by the event loop's clock."""
+    return await work, asyncio.get_running_loop().time()
 
 
 def _digest(keep: torch.Tensor) -> str:

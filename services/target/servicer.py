@@ -15,10 +15,13 @@ from slipstream.pruning import Guidance
 from slipstream.rpc import session_codec
 from slipstream.rpc.codec import model_info_message
 from slipstream.rpc.grpc_options import ADVERTISED_KEY, QUEUED_KEY
-from slipstream.rpc.guards import IdleLimit
+from slipstream.rpc.guards import IdleLimit, write_steadily
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from slipstream.session_messages import JudgeRequest, PrefillStage, StageProgress, TargetEvent
 from slipstream.speculation.methods import Score
+
+PULL_IDLE_S = 60.0
+"""How long a chunk of guidance may wait until the draft takes it: one so slow brings nothing to its caption."""
 
 
 class TargetServicer(target_pb2_grpc.TargetServicer):
@@ -92,14 +95,11 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
                 raise ProtocolViolation("after the prefill a session takes `judge` or `end`")
             request = session_codec.read_judge(message.judge)
 
-    async def PullGuidance(
-        self, request: target_pb2.PullGuidanceRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[target_pb2.GuidanceChunk]:
+    async def PullGuidance(self, request: target_pb2.PullGuidanceRequest, context: grpc.aio.ServicerContext) -> None:
         kind = session_codec.read_guidance_kind(request.kind)
         score = _read_score(request.score)
-        guidance = await self.engine.guidance(request.session_id, kind, score, capability=request.capability)
-        for chunk in guidance_chunks(guidance, self.engine.guidance_layer):
-            yield chunk
+        async with self.engine.guidance(request.session_id, kind, score, capability=request.capability) as guidance:
+            await write_steadily(context, guidance_chunks(guidance, self.engine.guidance_layer), PULL_IDLE_S)
 
     async def AddHints(
         self, request: target_pb2.AddHintsRequest, context: grpc.aio.ServicerContext

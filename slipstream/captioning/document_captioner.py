@@ -26,11 +26,11 @@ from slipstream.documents.messages import PagePicture
 from slipstream.documents.reading import PAGE_OPTIONS, DocumentEvent, DocumentOptions
 from slipstream.documents.surfaces import PARAGRAPHS, SURFACES, surface_of
 from slipstream.errors import (
+    DeadlineExceeded,
     InvalidConfig,
     InvalidRequest,
     LimitExceeded,
     Overloaded,
-    ServiceUnavailable,
     UnreadableDocument,
 )
 from slipstream.frame_size import ANY_SIZE, FrameSize, fit
@@ -79,6 +79,7 @@ class DocumentCaptioner:
         Raises:
             Overloaded: too many captions are in work.
             ServiceUnavailable: no target, or no reader to draw a page.
+            DeadlineExceeded: a page took longer than this server allows.
             SlipstreamError: whatever is wrong with the document, the request or the models.
         """
         captioner = self._captioner
@@ -167,7 +168,7 @@ class DocumentCaptioner:
                 async with asyncio.timeout(limit_s):
                     return await self._caption_page(page, plan, asked)
         except TimeoutError:
-            raise ServiceUnavailable(
+            raise DeadlineExceeded(
                 f"page {page.picture.page} was not read within this server's limit of {limit_s:g} s"
             ) from None
 

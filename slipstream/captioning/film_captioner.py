@@ -18,7 +18,7 @@ from slipstream.captioning.film_summary import Once, TimedText, not_kept, nothin
 from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
-from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable, SlipstreamError, UnreadableVideo
+from slipstream.errors import DeadlineExceeded, InvalidRequest, LimitExceeded, SlipstreamError, UnreadableVideo
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.messages import Caption, CaptionEvent, CommittedText, FilmEvent, FilmFacts, Segment, SharedFrom
 from slipstream.rpc.security import current_rights
@@ -116,7 +116,8 @@ class FilmCaptioner:
         Raises:
             InvalidRequest: the options ask for no segments, or the film has none.
             Overloaded: too many captions are in work.
-            ServiceUnavailable: no target, or a segment took longer than this server allows.
+            ServiceUnavailable: no target.
+            DeadlineExceeded: a segment or the summary took longer than this server allows.
             SlipstreamError: whatever is wrong with the film, the request or the models.
         """
         cut, captioner = cut_of(plan), self._captioner
@@ -324,7 +325,7 @@ class FilmCaptioner:
 
     @asynccontextmanager
     async def _in_time(self, plan: CaptionPlan, what: str) -> AsyncIterator[None]:
-        """Surrounds a caption, and counts it. Raises `ServiceUnavailable` for one that takes too long."""
+        """Surrounds a caption, and counts it. Raises `DeadlineExceeded` for one that takes too long."""
         limit_s = self._config.request_timeout_s
         with self._captioner.metrics.captioning(plan.method.name):
             try:
@@ -332,7 +333,7 @@ class FilmCaptioner:
                     yield
             except TimeoutError:
                 message = f"{what} was not captioned within this server's limit of {limit_s:g} s"
-                raise ServiceUnavailable(message) from None
+                raise DeadlineExceeded(message) from None
 
 
 def cut_of(plan: CaptionPlan) -> Cut:

@@ -196,6 +196,7 @@ class AsyncCaptioner:
             UnreadableVideo: a file that is empty, or cannot be read here.
             LimitExceeded: more than this gateway serves.
             Overloaded: no room now; try again later.
+            DeadlineExceeded: it took longer than this gateway serves one.
             ServiceUnavailable: the gateway is not there, was lost, or took longer than `timeout_s`.
         """
         return await read_to_end(AsyncCaptionStream(self.start(video, call), any_event))
@@ -235,6 +236,7 @@ class AsyncCaptioner:
             VideoNotFound, UnreadableVideo: there is no such file, or it cannot be read here.
             LimitExceeded: more than this gateway or its reader serves.
             Overloaded: no room now; try again later.
+            DeadlineExceeded: a page took longer than this gateway serves one. The pages before are whole.
             ServiceUnavailable: the gateway, its target or its reader is not there or was lost, or it took longer than
                 `timeout_s`. The pages before are whole.
         """

@@ -14,6 +14,7 @@ import grpc
 
 from slipstream.client.connection import CONNECT_S, Connection
 from slipstream.errors import (
+    DeadlineExceeded,
     InvalidRequest,
     ProtocolViolation,
     ResumeMismatch,
@@ -150,9 +151,11 @@ class Upload:
 
 def call_failure(error: grpc.aio.AioRpcError, timeout_s: float) -> SlipstreamError:
     """What the failure of a call means that had so long; what the gateway itself says of a time limit is passed on."""
-    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not is_answer(error):
-        return ServiceUnavailable(f"the gateway did not finish within {timeout_s:g} s")
-    return as_slipstream_error(error, "gateway")
+    if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+        return as_slipstream_error(error, "gateway")
+    if is_answer(error):
+        return DeadlineExceeded(error.details() or "the gateway ran out of time")
+    return ServiceUnavailable(f"the gateway did not finish within {timeout_s:g} s")
 
 
 # -- captions ---------------------------------------------------------------------------------------------------------

@@ -213,6 +213,7 @@ class Captioner:
             UnreadableVideo: a file that is empty, or cannot be read here.
             LimitExceeded: more than this gateway serves.
             Overloaded: no room now; try again later.
+            DeadlineExceeded: it took longer than this gateway serves one.
             ServiceUnavailable: the gateway is not there, was lost, or took longer than `timeout_s`.
         """
         return run_in_background(read_to_end(AsyncCaptionStream(self._async.start(video, call), any_event)))

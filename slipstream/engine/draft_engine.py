@@ -110,12 +110,14 @@ class DraftEngine:
 
     async def encode(self, session: DraftSession) -> tuple[torch.Tensor, float]:
         """Video embeddings [tokens, hidden] of all frames, which are freed then, and the seconds that took. Those of an
-        earlier session with the same frames are taken where they were kept."""
+        earlier session with the same frames, by their digest, are taken where they were kept."""
         keeps, work = self.embeddings.limit_bytes > 0, session.work
+        started = time.perf_counter()
         digest = await asyncio.to_thread(frames_digest, work.received_frames) if keeps else None
+        digest_s = time.perf_counter() - started
         blocks = [block async for block in work.run_blocks(self._encode(work, digest))]
         work.free_frames()
-        return blocks[-1][0], sum(seconds for _, seconds in blocks)
+        return blocks[-1][0], digest_s + sum(seconds for _, seconds in blocks)
 
     def _encode(self, work: SessionWork, digest: bytes | None) -> Iterator[tuple[torch.Tensor, float]]:
         """Block after block; all of them together come last."""

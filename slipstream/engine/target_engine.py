@@ -16,6 +16,7 @@ from slipstream.budget import Admission, Memory, Reservation
 from slipstream.engine.batcher import SessionWork, frames_bytes, plan_session
 from slipstream.engine.judging import WindowJudge
 from slipstream.engine.local_drafter import HintRoom, LocalDrafter, find_local_drafter
+from slipstream.engine.open_pulls import OpenPulls
 from slipstream.engine.prefix_cache import PrefixCache, frames_digest
 from slipstream.engine.rides import Rides
 from slipstream.engine.target_prefill import PrefillEvent, PromptPass, TargetSession, headroom_of, schedule_of
@@ -124,6 +125,7 @@ class TargetEngine:
             prefilled=asyncio.get_running_loop().create_future(),
             place=place,
             work=work,
+            pulls=OpenPulls(request.session_id),
             hints=hints,
         )
         self._sessions[request.session_id] = session
@@ -142,6 +144,7 @@ class TargetEngine:
             del self._sessions[session.request.session_id]
         self._judge.forget(session)
         session.guidance.cancel()
+        session.pulls.end()
         session.prefilled.cancel()
         return session.work.close(then=session.place.release)
 
@@ -194,11 +197,19 @@ class TargetEngine:
             raise LimitExceeded(f"this session was given hints {MAX_PULLS} times; give it more of them at once")
         return session.hints.add(await asyncio.to_thread(self._tokenize, texts))
 
+    @contextlib.asynccontextmanager
     async def guidance(
         self, session_id: str, kind: str, score: Score = Score.SIMILARITY_VARIATION, *, capability: bytes = b""
-    ) -> Guidance:
+    ) -> AsyncIterator[Guidance]:
         """The guidance of a session, as soon as the layers that it is made of have run: layer L, or all for attention
-        as such. Raises `SessionGone` when there is no such session, or the capability is not the session's."""
+        as such. It is sent on inside the block, which ends with the session.
+
+        Raises:
+            SessionGone: there is no such session, it ended meanwhile, or the capability is not the session's.
+            Overloaded: too many pull its guidance at once.
+            LimitExceeded: it was pulled too often.
+            InvalidRequest: the session was opened without such guidance.
+        """
         session = await self._capable(session_id, capability)
         session.num_pulls += 1
         if session.num_pulls > MAX_PULLS:
@@ -207,6 +218,10 @@ class TargetEngine:
             )
         if not session.request.with_guidance:
             raise InvalidRequest(f"session {session_id!r} was opened without guidance")
+        async with session.pulls.one():
+            yield await self._guidance_of(session, kind, score)
+
+    async def _guidance_of(self, session: TargetSession, kind: str, score: Score) -> Guidance:
         guidance = await _of_open_session(session, session.guidance)
         if score.is_attention:
             return await self._attention(session, kind, score)

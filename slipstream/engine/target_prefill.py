@@ -16,6 +16,7 @@ from slipstream.budget import Reservation
 from slipstream.engine.batcher import SessionWork, encode_blocks
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.local_drafter import HintRoom, LocalDrafter
+from slipstream.engine.open_pulls import OpenPulls
 from slipstream.engine.prefix_cache import PrefixCache, PrefixKey, VideoPrefix
 from slipstream.engine.rides import Rides, RidingPrompt
 from slipstream.engine.row_prefill import RowPrefill
@@ -57,6 +58,8 @@ class TargetSession:
     prefilled: asyncio.Future[None]
     place: Reservation
     work: SessionWork
+    pulls: OpenPulls
+    """Of its guidance."""
     committed: list[int] = field(default_factory=list)
     """Touched on the model's thread only, once the prefill is done."""
     hints: HintRoom | None = None

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from inspect import iscoroutine
@@ -208,6 +208,20 @@ async def _write(context: grpc.aio.ServicerContext, response: Any) -> None:
         await context.write(response)
     except grpc.aio.InternalError:
         raise asyncio.CancelledError from None
+
+
+async def write_steadily(context: grpc.aio.ServicerContext, responses: Iterable[Any], idle_s: float) -> None:
+    """Writes all of them. Raises `SessionIdle` when the caller takes nothing for `idle_s`; what gRPC has been given by
+    then, at most a response, it holds until the caller goes."""
+    for response in responses:
+        limit = asyncio.timeout(idle_s)
+        try:
+            async with limit:
+                await _write(context, response)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise SessionIdle(f"nothing was taken for {idle_s:g} s, so the call was ended; read it on") from None
 
 
 def _stream(behaviour: Any, surrounded: Any, reads: bool, arrivals: Arrivals) -> Any:

@@ -17,13 +17,13 @@ import pytest
 import slipstream
 from slipstream import Caption, Captioner, CommittedText, FinishReason, StageChange
 from slipstream.errors import (
+    DeadlineExceeded,
     InvalidConfig,
     InvalidRequest,
     LimitExceeded,
     ProtocolViolation,
     ServiceUnavailable,
     ServiceUnreachable,
-    SlipstreamError,
     UnreadableVideo,
     VideoNotFound,
 )
@@ -269,7 +269,7 @@ def test_what_the_gateway_says(captioner: Captioner, tmp_path: Path) -> None:
         captioner.caption(refused_video(tmp_path / "a.mp4", "OUT_OF_RANGE"))
     with pytest.raises(LimitExceeded, match=DETAILS):
         captioner.caption(bytes(20_000_000), "refuse")
-    with pytest.raises(SlipstreamError, match=DETAILS):  # of a time limit of its own
+    with pytest.raises(DeadlineExceeded, match=DETAILS):  # of a time limit of its own
         captioner.caption(b"answer DEADLINE_EXCEEDED")
     with pytest.raises(ProtocolViolation, match="without a summary"):
         captioner.caption(b"no summary")

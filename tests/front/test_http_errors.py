@@ -157,6 +157,14 @@ async def test_too_long_is_a_timeout(gateway: FakeGateway) -> None:
     assert refused.value.status_code == 504 and refused.value.code == "timeout"
 
 
+async def test_too_long_at_the_gateway_is_a_timeout_too(gateway: FakeGateway) -> None:
+    async with front_at(gateway.address) as address:
+        with pytest.raises(openai.APIStatusError, match=DETAILS) as refused:
+            await chat(address, b"answer DEADLINE_EXCEEDED")
+    assert refused.value.status_code == 504 and refused.value.code == "timeout"
+    assert "retry-after" not in refused.value.response.headers
+
+
 async def test_a_batch_needs_an_archive(gateway: FakeGateway, tmp_path: Path) -> None:
     options: Any = {"endpoint": CHAT, "completion_window": "24h"}
     line = batch_line("a", {"model": MODEL, "messages": asked("file:///a.mp4")})

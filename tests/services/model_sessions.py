@@ -7,10 +7,13 @@ from typing import Any
 import grpc
 import numpy as np
 
+from slipstream.engine.target_engine import TargetEngine
+from slipstream.pruning import Guidance
 from slipstream.rpc import session_codec
 from slipstream.rpc.calls import request_metadata
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.session_messages import DraftStart, TargetStart
+from slipstream.speculation.methods import Score
 from slipstream.speculation.pipeline import JoinPoint
 
 TIMEOUT_S = 120.0
@@ -85,6 +88,12 @@ def target_start(
     request = TargetStart(session_id, prompt, max_new_tokens, with_guidance, guidance_capability=CAPABILITY)
     chunks = [target_pb2.TargetRequest(frames=chunk) for chunk in session_codec.frame_chunks(Owner(frames))]
     return [session_codec.target_start(request, frames), *chunks]
+
+
+async def pulled(engine: TargetEngine, session_id: str, kind: str, *score: Score) -> Guidance:
+    """The guidance of a session that was opened without a capability."""
+    async with engine.guidance(session_id, kind, *score) as guidance:
+        return guidance
 
 
 def judge(window: Sequence[int] = (), num_passes: int = 1) -> target_pb2.TargetRequest:

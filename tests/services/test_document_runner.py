@@ -33,6 +33,7 @@ from slipstream.documents.messages import Box, DocumentFacts, Origin, PageDraft,
 from slipstream.documents.pages import parse_pages
 from slipstream.documents.reading import DocumentOptions, PageReading
 from slipstream.errors import (
+    DeadlineExceeded,
     InvalidConfig,
     InvalidRequest,
     LimitExceeded,
@@ -207,6 +208,7 @@ async def test_an_unreadable_page_fails_the_document_and_keeps_the_others() -> N
         (ServiceUnavailable("the session broke"), True, RetryLater, True),
         (ServiceUnavailable("the target is gone"), False, RunnerDied, None),
         (ReaderFault("it fell silent"), True, ReaderFault, None),
+        (DeadlineExceeded("page 4 took too long"), True, DeadlineExceeded, None),
     ],
 )
 async def test_what_passes_is_tried_again_behind_the_pages_that_are_there(

@@ -13,6 +13,7 @@ from slipstream.engine.target_engine import TargetEngine, TargetLimits, default_
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, Overloaded, SessionGone
 from slipstream.session_messages import PrefillStage, StageProgress, TargetStart
 from slipstream.speculation.hints.tolerance import Hints, Tolerance
+from tests.services.model_sessions import pulled
 
 
 def make_engine(num_layers: int = 8, guidance_layer: int = 0) -> TargetEngine:
@@ -42,15 +43,15 @@ def test_a_guidance_layer_that_is_not_there() -> None:
 async def test_guidance_of_a_session_that_never_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "SESSION_WAIT_S", 0.01)
     with pytest.raises(SessionGone, match="no session 'nobody' is open here"):
-        await make_engine().guidance("nobody", "scores")
+        await pulled(make_engine(), "nobody", "scores")
 
 
 async def test_guidance_of_a_session_that_ends_first() -> None:
     engine = make_engine()
-    pulling = [asyncio.create_task(engine.guidance("early", kind)) for kind in ("scores", "hidden_states")]
+    pulling = [asyncio.create_task(pulled(engine, "early", kind)) for kind in ("scores", "hidden_states")]
     await asyncio.sleep(0)
     session = await engine.open(TargetStart("early", "?", 9, with_guidance=True), 1)
-    pulling.append(asyncio.create_task(engine.guidance("early", "scores")))
+    pulling.append(asyncio.create_task(pulled(engine, "early", "scores")))
     await asyncio.sleep(0.01)
     engine.close(session)
     for pull in pulling:
@@ -61,7 +62,7 @@ async def test_guidance_of_a_session_that_ends_first() -> None:
 async def test_guidance_of_a_session_that_ends_before_its_pull_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "SESSION_WAIT_S", 0.1)
     engine = make_engine()
-    pulling = asyncio.create_task(engine.guidance("brief", "scores"))
+    pulling = asyncio.create_task(pulled(engine, "brief", "scores"))
     await asyncio.sleep(0)
     session = await engine.open(TargetStart("brief", "?", 9, with_guidance=True), 1)
     engine.close(session)

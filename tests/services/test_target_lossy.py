@@ -20,7 +20,7 @@ from slipstream.speculation.methods import LOSSY_METHODS, Lossy
 from tests.engine.conftest import load_pair
 from tests.engine.test_dropped_video import masked_logits
 from tests.engine.test_text_attention import eager_llava, expected_attention
-from tests.services.model_sessions import some_frames
+from tests.services.model_sessions import pulled, some_frames
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
 
 FRAMES = some_frames(100, seed=1)
@@ -117,7 +117,7 @@ async def test_it_takes_part_in_no_speculation(model: VideoLM, more: dict[str, A
         assert engine.admission.num_admitted == 0
         session = await engine.open(TargetStart("s", PROMPT, 8, with_guidance=False, lossy=Lossy("fastv", KEEP)), 4)
         with pytest.raises(SlipstreamError, match="without guidance"):
-            await engine.guidance("s", "scores")
+            await pulled(engine, "s", "scores")
         await engine.close(session)
 
 

@@ -22,7 +22,7 @@ from slipstream.pruning import Score
 from slipstream.sampling.params import SamplingParams
 from slipstream.session_messages import Judgement, JudgeRequest, TargetStart
 from slipstream.speculation.protocol import ROOT, FinishReason, TokenTree
-from tests.services.model_sessions import some_frames
+from tests.services.model_sessions import pulled, some_frames
 from tests.support.tiny_checkpoint import write_tiny_llava
 
 NUM_TOKENS = 40
@@ -184,9 +184,9 @@ async def test_guidance_of_attention(model: VideoLM, reused: bool) -> None:
         session = await started(engine, "attentive", with_attention=True)
         attention = session.attention
         assert attention is not None
-        whole = await engine.guidance("attentive", "scores", Score.ATTENTION)
-        growth = await engine.guidance("attentive", "scores", Score.ATTENTION_VARIATION)
-        similarity = await engine.guidance("attentive", "scores", Score.SIMILARITY)
+        whole = await pulled(engine, "attentive", "scores", Score.ATTENTION)
+        growth = await pulled(engine, "attentive", "scores", Score.ATTENTION_VARIATION)
+        similarity = await pulled(engine, "attentive", "scores", Score.SIMILARITY)
         assert whole.scores is not None and growth.scores is not None and similarity.scores is not None
         assert torch.equal(whole.scores, attention.mean())
         assert torch.equal(growth.scores, attention.mean([1]) - attention.mean([0]))
@@ -205,7 +205,7 @@ async def test_scores_come_to_the_host_on_the_models_thread(model: VideoLM, monk
 
         monkeypatch.setattr(torch.Tensor, "cpu", noting)
         for score in (Score.ATTENTION, Score.ATTENTION_VARIATION, Score.SIMILARITY):
-            await engine.guidance("attentive", "scores", score)
+            await pulled(engine, "attentive", "scores", score)
         assert copied == ["model"] * 3
 
 
@@ -213,7 +213,7 @@ async def test_attention_that_nobody_recorded(model: VideoLM) -> None:
     async with running(model) as engine:
         await started(engine, "plain")
         with pytest.raises(InvalidRequest, match="opened with attention"):
-            await engine.guidance("plain", "scores", Score.ATTENTION)
+            await pulled(engine, "plain", "scores", Score.ATTENTION)
         await started(engine, "attentive", with_attention=True)
         with pytest.raises(InvalidRequest, match="comes as scores"):
-            await engine.guidance("attentive", "hidden_states", Score.ATTENTION)
+            await pulled(engine, "attentive", "hidden_states", Score.ATTENTION)

@@ -77,7 +77,8 @@ class TargetServicer:
 
     def PullGuidance(self, request, context):
         """Pulls the guidance of a session that is being prefilled; waits until layer L has run.
-        NOT_FOUND when no such session is open here, or the capability is not the session's.
+        NOT_FOUND when no such session is open here, it ends meanwhile, or the capability is not the session's; ABORTED when
+        the caller takes nothing for 60 s; RESOURCE_EXHAUSTED when 4 pulls of the session are open; OUT_OF_RANGE after 64.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
