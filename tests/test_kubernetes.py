@@ -150,6 +150,21 @@ def test_by_default_nobody_reaches_anybody(objects: list[dict[str, Any]]) -> Non
     assert nothing["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 
 
+def test_beyond_pods_only_names_are_asked_for(objects: list[dict[str, Any]]) -> None:
+    """Of the cluster's own pods and of a cache on the node; by every pod, and by TCP where UDP is too short."""
+    specs = [policy["spec"] for policy in of_kind(objects, "NetworkPolicy")]
+    beyond = [
+        (spec["podSelector"], rule)
+        for spec in specs
+        for rule in spec.get("egress", [])
+        if any("podSelector" not in peer for peer in rule.get("to", [{}]))
+    ]
+    cluster = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}
+    on_the_node = {"ipBlock": {"cidr": "169.254.20.10/32"}}
+    ports = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
+    assert beyond == [({}, {"to": [cluster, on_the_node], "ports": ports})]
+
+
 def test_every_container_is_hardened(objects: list[dict[str, Any]]) -> None:
     for pod in pods(objects):
         user = pod.spec["securityContext"]
