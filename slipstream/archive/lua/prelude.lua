@@ -427,7 +427,8 @@ local function is_alive(worker) return redis.call('EXISTS', P .. 'a:' .. worker)
 
 local function show_alive(worker)
   local key = P .. 'a:' .. worker
-  if redis.call('PTTL', key) < LEASE * 0.4 then redis.call('SET', key, 1, 'PX', math.ceil(LEASE / 2)) end
+  local seen = tonumber(redis.call('GET', key) or 0)
+  if math.abs(now - seen) >= LEASE / 10 then redis.call('SET', key, now, 'PX', math.ceil(LEASE / 2)) end
 end
 
 -- Called by what workers call often. When nobody was heard of for half a lease the store was away, not the workers:

@@ -5,8 +5,9 @@ The rules:
 - `terminal`: every job that was handed in is in the queue once, in a terminal state.
 - `commits`: a job that is done or failed was committed by exactly one run, the one that the queue names, and by no run
   after a later one had begun, but for those that a server gave out while the queue was struck and that the queue does
-  not know of: it had led before, and was yet to hear that it leads no more; a job that is neither was committed by none. A worker that was killed between the commit
-  and its log line has no line: then it must be the run that the queue names.
+  not know of: it had led before, and was yet to hear that it leads no more; a job that is neither was committed by
+  none. A worker that was killed between the commit and its log line has no line: then it must be the run that the queue
+  names.
 - `reruns`: a job is run again only if the injector struck what its last run needed, or that run gave it back.
 - `recovery`: what ran on a gateway that was killed or frozen runs again within the lease and a margin, unless the
   queue itself was struck meanwhile, or after that time all gateways that were well were full until it was taken.
