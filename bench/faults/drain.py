@@ -29,7 +29,9 @@ DRAIN_TIMEOUT_S = 900.0
 HARM_GRACE_S = 60.0
 """How long the injector may go on with what it had begun when the batch ended; then there is nothing more to harm."""
 CONCURRENCY = 4
-AGAIN_S, SAID_S = 0.5, 8.0
+AGAIN_S, SAID_S = 0.5, 30.0
+"""Pauses between two tries, and how long a gateway may take to say what it has committed: nothing is promised until the
+leader has dropped a replica that is cut off."""
 
 
 @dataclass(frozen=True)

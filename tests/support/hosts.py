@@ -18,6 +18,9 @@ from tests.support.redis_group import DOWN_AFTER_MS, GROUP, Place, Sentinels
 
 TARGET_PORT, DRAFT_PORT, GATEWAY_PORT, REDIS_PORT, SENTINEL_PORT = 50051, 50052, 50053, 6379, 26379
 
+REPLICA_GONE_S = 10
+"""Until the leader drops a replica that has fallen silent; nothing is promised meanwhile."""
+
 
 class PingedProcess(ServiceProcess):
     """A Redis server or a sentinel: it serves once it answers a PING."""
@@ -97,6 +100,7 @@ class HostCluster(Cluster):
         leader = f"{address(0)} {REDIS_PORT}"
         role = "" if host == 0 else f"replicaof {leader}\n"
         kept = "appendonly yes\nappendfsync always\nsave ''\nmaxmemory-policy noeviction\n"
+        kept += f"repl-timeout {REPLICA_GONE_S}\nrepl-ping-replica-period 2\n"
         watch = f"sentinel monitor {GROUP} {leader} 2\nsentinel down-after-milliseconds {GROUP} {DOWN_AFTER_MS}\n"
         watch += f"sentinel failover-timeout {GROUP} 5000\n"
         self._add_server(f"redis-{host}", host, REDIS_PORT, kept + role)
