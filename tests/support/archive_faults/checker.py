@@ -24,8 +24,9 @@ from tests.support.archive_faults.history import Act, Entry, History, JobEvent, 
 
 MARGIN_S = 2.0
 """On top of the lease: until a lost job runs again."""
-STEP_S, NOTICED_S = 0.1, 0.6
-"""A gateway that has had a place for so long has had time to look for a job."""
+STEP_S, NOTICED_S = 0.1, 1.5
+"""A gateway that has had a place for so long has had time to look for a job, also where it had just found the store
+away: it pauses up to a second then."""
 SHARED = frozenset({"redis", "target"})
 """What every run needs. A draft is needed by none."""
 COMMITTED_STATES = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
