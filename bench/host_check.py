@@ -30,10 +30,12 @@ from bench.output import FOLDER
 from bench.soak_memory import Memory, growth_of, memory_faults
 from slipstream.archive.messages import BatchItem
 from slipstream.archive.redis_queue import RedisQueue
+from tests.support.archive_faults.history import Act
 from tests.support.archive_faults.injector import FaultInjector, Strike
 from tests.support.cluster import ClusterOptions
 from tests.support.hosts import REDIS_PORT, HostCluster
 from tests.support.network import HOSTS, address, cut, inside, make_network, mend, plug_in
+from tests.support.redis_group import failovers
 from tests.support.workload import make_workload
 
 NUM_TOKENS = 40
@@ -57,6 +59,15 @@ class HostInjector(FaultInjector):
         self._hosts = cluster
         self._chance = chance
         self._before = super().num_committed()
+        self._began = time.time()
+
+    @property
+    def acts(self) -> Sequence[Act]:
+        """And when sentinels chose another leader, which on a busy machine they do of themselves, too: one that lives
+        may seem to be gone."""
+        logs = (path.read_text(errors="replace") for path in self._hosts.run_dir.glob("sentinel-*.log"))
+        found = (Act(began, ended, "fail over", "redis") for began, ended in failovers(logs) if ended > self._began)
+        return [*self._acts, *found]
 
     async def switch_off(self, host: int) -> None:
         """All of its processes end at one moment, and its network with them; it starts again after a while."""

@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from datetime import datetime
 
 import pytest
 
 from bench.common import ROOT
 from bench.host_check import plan_hosts
 from tests.support.network import inside
+from tests.support.redis_group import DOWN_AFTER_MS, HEARD_S, failovers
 
 STEPS = """
 import socket, subprocess, sys
@@ -83,3 +85,15 @@ def test_plans_are_those_of_their_seed_and_strike_two_hosts(seed: int) -> None:
     assert plan == plan_hosts(seed)
     assert sorted(strike.kind for strike in plan) == ["cut off", "fail over", "switch off"]
     assert len({strike.victim for strike in plan}) == 3
+
+
+def test_when_another_leader_was_chosen_is_read_from_what_sentinels_say() -> None:
+    """Two of them say so of one failover, some seconds apart."""
+    one = "7:X 27 Nov 2026 14:57:20.054 # +switch-master queue 10.77.0.1 6379 10.77.0.2 6379\n"
+    other = "9:X 27 Nov 2026 14:57:23.554 # +switch-master queue 10.77.0.1 6379 10.77.0.2 6379\n"
+    later = "7:X 27 Nov 2026 14:58:23.554 # +switch-master queue 10.77.0.2 6379 10.77.0.1 6379\n"
+    other += "9:X 27 Nov 2026 14:58:00.000 # +sdown master queue 10.77.0.2 6379\n"
+    (first, second) = failovers([one + later, other])
+    at = datetime(2026, 11, 27, 14, 57, 20, 54_000).timestamp()
+    assert first == (at - DOWN_AFTER_MS / 1000, pytest.approx(at + 3.5 + HEARD_S))
+    assert second[0] == pytest.approx(at + 63.5 - DOWN_AFTER_MS / 1000)

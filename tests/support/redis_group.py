@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -23,6 +25,8 @@ DOWN_AFTER_MS = 1000
 SETTLE_S = 120.0
 HASTE = {"info-period": 300, "ask-period": 300, "publish-period": 300, "ping-period": 200, "slave-reconf-timeout": 1000}
 """What sentinels else do every 1 to 10 s, in milliseconds."""
+HEARD_S = 12.0
+"""Until a leader that was deposed has surely heard of it."""
 HOST = "127.0.0.1"
 
 
@@ -88,6 +92,22 @@ async def _tell(place: Place, *words: object) -> Any:
     async with client:
         answer = await client.execute_command(*words)
         return tuple(answer) if isinstance(answer, list) else answer
+
+
+_SWITCHED = re.compile(r"^\d+:X (\d+ \w+ \d+ [\d:.]+) # \+switch-master ", re.MULTILINE)
+
+
+def failovers(logs: Iterable[str]) -> list[tuple[float, float]]:
+    """When the group of these sentinels, which have logged so, had no one leader: from when the old one seemed gone
+    until it had surely heard that another one leads. Unix time."""
+    told = (datetime.strptime(moment, "%d %b %Y %H:%M:%S.%f") for log in logs for moment in _SWITCHED.findall(log))
+    found: list[tuple[float, float]] = []
+    for at in sorted(moment.timestamp() for moment in told):
+        began, ended = at - DOWN_AFTER_MS / 1000, at + HEARD_S
+        if found and began <= found[-1][1]:
+            began, _ = found.pop()
+        found.append((began, ended))
+    return found
 
 
 class RedisGroup:

@@ -48,7 +48,7 @@ class Act:
     at: float
     until: float
     kind: str
-    """"kill" or "freeze"."""
+    """"kill" or "freeze", of what runs, or "fail over"."""
     victim: str
 
 

@@ -59,9 +59,14 @@ class FaultInjector:
     """Strikes one process at a time; the next strike waits until everything serves again."""
 
     def __init__(self, cluster: Cluster, report: Callable[[str], None]) -> None:
-        self.acts: list[Act] = []
+        self._acts: list[Act] = []
         self._cluster = cluster
         self._report = report
+
+    @property
+    def acts(self) -> Sequence[Act]:
+        """What was done, and when it was felt."""
+        return self._acts
 
     async def run(self, plan: Sequence[Strike], num_jobs: int) -> None:
         for strike in sorted(plan, key=lambda strike: strike.at_share):
@@ -176,5 +181,5 @@ class FaultInjector:
 
     def _remember(self, kind: str, victim: str, began: float) -> None:
         act = Act(began, time.time(), kind, victim)
-        self.acts.append(act)
+        self._acts.append(act)
         self._report("fault: " + json.dumps(asdict(act)))
