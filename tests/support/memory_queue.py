@@ -163,8 +163,8 @@ class MemoryQueue(JobTable):
             return PutAnswer.FULL
         job.parts[number], job.notes = data, notes
         job.part_tallies.update(tallies)
-        job.excused = 0
-        job.set(parts_done=len(job.parts), attempts=0, crashes=0)
+        job.set(parts_done=len(job.parts))
+        job.count_anew()
         return PutAnswer.KEPT
 
     async def put_note(self, lease: Lease, name: str, data: bytes) -> PutAnswer:
@@ -177,8 +177,8 @@ class MemoryQueue(JobTable):
         kept = job.notes | {name: data}
         if stored_bytes([*job.parts.values(), *kept.values()]) > self.policy.parts.max_job_bytes:
             return PutAnswer.FULL
-        job.notes, job.excused = kept, 0
-        job.set(attempts=0, crashes=0)
+        job.notes = kept
+        job.count_anew()
         return PutAnswer.KEPT
 
     async def find_note(self, lease: Lease, name: str) -> bytes | None:
@@ -255,8 +255,8 @@ class MemoryQueue(JobTable):
             if stop := self._no_room(batch.spec.owner, max_waiting):
                 return Retried(number, stop)
             batch.is_cancelled = False
-            job.excused = 0
-            job.set(attempts=0, crashes=0, error="", error_code="")
+            job.set(error="", error_code="")
+            job.count_anew()
             self._move(job, JobState.QUEUED)
             self._enqueue(job)
         return Retried(len(chosen))
