@@ -52,6 +52,8 @@ CHUNK_JOBS, CHUNK_BYTES = 100, 1 << 20
 """What one submit script takes at most."""
 SCAN_JOBS = 500
 """Jobs that one script looks at, at most: it must stay short, the server does nothing else meanwhile."""
+SWEPT_BATCHES = 100
+"""That have no job to delete, in one call."""
 PAGE_PARTS, PAGE_BYTES = 100, 1 << 20
 """Parts that one script answers; it ends after the one that makes it so many bytes."""
 
@@ -255,11 +257,14 @@ class RedisQueue:
         return int(await self._run("busy"))
 
     async def sweep(self) -> int:
-        num_jobs, _, *failed = await self._run("sweep", SCAN_JOBS)
-        if failed:
-            batch_id, reason = texts(failed)
-            get_logger().error("batch.not_deleted", batch_id=batch_id, reason=reason[:500])
-        return int(num_jobs)
+        for _ in range(SWEPT_BATCHES):
+            num_jobs, is_more, *failed = await self._run("sweep", SCAN_JOBS)
+            if failed:
+                batch_id, reason = texts(failed)
+                get_logger().error("batch.not_deleted", batch_id=batch_id, reason=reason[:500])
+            if num_jobs or not is_more:
+                return int(num_jobs)
+        return 0
 
     async def ping(self) -> None:
         await self._run("ping")

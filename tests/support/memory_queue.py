@@ -295,19 +295,19 @@ class MemoryQueue(JobTable):
 
     async def sweep(self) -> int:
         now = self._clock()
-        expired = [(batch.expires_s, name) for name, batch in self._batches.items() if batch.expires_s is not None]
-        if not expired or min(expired)[0] > now:
-            return 0
-        batch_id = min(expired)[1]
-        batch = self._batches[batch_id]
-        swept, batch.jobs = batch.jobs[:SWEEP_JOBS], batch.jobs[SWEEP_JOBS:]
-        for name in swept:
-            job = self._jobs.pop(name)
-            if self._results.get(job.content_key) == name:
-                del self._results[job.content_key]
-        if not batch.jobs:
-            del self._batches[batch_id]
-        return len(swept)
+        times = [(batch.expires_s, name) for name, batch in self._batches.items() if batch.expires_s is not None]
+        for _, batch_id in sorted(each for each in times if each[0] <= now):
+            batch = self._batches[batch_id]
+            swept, batch.jobs = batch.jobs[:SWEEP_JOBS], batch.jobs[SWEEP_JOBS:]
+            for name in swept:
+                job = self._jobs.pop(name)
+                if self._results.get(job.content_key) == name:
+                    del self._results[job.content_key]
+            if not batch.jobs:
+                del self._batches[batch_id]
+            if swept:
+                return len(swept)
+        return 0
 
     async def ping(self) -> None:
         """Never away."""
