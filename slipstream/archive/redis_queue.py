@@ -26,6 +26,7 @@ from slipstream.archive.queue import (
     Outcome,
     QueueDepth,
     QueuePolicy,
+    QueueUnavailable,
     Retried,
     SubmitOutcome,
     UnknownBatch,
@@ -133,10 +134,17 @@ class RedisQueue:
                 get_logger().error("job.damaged", error=str(error))
                 continue
             if damage := damage_in(row):
-                log_death(lease, await self._run("retry", *_token(lease), damage, 0, 0, 1))
+                await self._bury(lease, damage)
             else:
                 leases.append(lease)
         return leases
+
+    async def _bury(self, lease: Lease, damage: str) -> None:
+        """Where the store is away the lease expires, and whoever has it next buries the job."""
+        try:
+            log_death(lease, await self._run("retry", *_token(lease), damage, 0, 0, 1))
+        except QueueUnavailable as error:
+            get_logger().error("job.damaged", job_id=lease.job_id, error=f"{damage}; not told: {error}")
 
     async def beat(self, leases: Sequence[Lease], progress: Mapping[str, str]) -> list[BeatAnswer]:
         args = [arg for lease in leases for arg in (*_token(lease), progress.get(lease.job_id, ""))]
