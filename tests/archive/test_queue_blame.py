@@ -213,6 +213,31 @@ async def test_who_comes_back_takes_nothing_off_that_is_counted_since(world: Wor
     assert (await world.jobs())["a"].crashes == 1
 
 
+@pytest.mark.parametrize("fresh", ["part", "retry_dead"])
+async def test_an_excuse_that_wore_out_is_fresh_when_the_counts_are(world: World, fresh: str) -> None:
+    """Named by the mutation guard: an excuse is worn out for ever."""
+    await fill(world, "a")
+    held = await take_one(world)
+    for number in range(2 * POLICY.max_crashes + 1):
+        await world.elapse(LEASE_S + 1)
+        lost, held = held, await take_one(world, f"w{number}")
+        await lives(world, lost, "beat")
+    assert (await world.jobs())["a"].crashes == 1, "it is worn out"
+    if fresh == "part":
+        await world.queue.open_parts(held, "key", 2)
+        assert await world.queue.put_part(held, 0, b"a", {}) is PutAnswer.KEPT
+    else:
+        while (await world.jobs())["a"].state is not JobState.DEAD:
+            assert await world.queue.crash(held, "the target died")
+            held = (await world.queue.take("v", 1) or [held])[0]
+        assert (await world.queue.retry_dead("batch")).num_jobs == 1
+        held = await take_one(world, "v")
+    await world.elapse(LEASE_S + 1)
+    assert (await take_one(world, "u")).crashes == 1
+    await lives(world, held, "beat")
+    assert (await world.jobs())["a"].crashes == 0
+
+
 async def test_who_has_died_excuses_nothing(world: World) -> None:
     """Another worker's word, or one of another run, is no sign of life."""
     await fill(world, "a")

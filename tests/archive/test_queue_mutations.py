@@ -86,9 +86,14 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         blame.test_a_job_that_is_dead_of_its_own_failures_says_nothing_of_its_workers,
     ),
     "an old death is taken off the new count": (
-        "'excused', 0, 'blamed', '', ...)",
-        "'excused', 0, ...)",
+        "'excused', 0, 'blamed', '',",
+        "'excused', 0,",
         partial(blame.test_who_comes_back_takes_nothing_off_that_is_counted_since, fresh="retry_dead"),
+    ),
+    "an excuse is worn out for ever": (
+        "'blamed', '', 'absolved', 0, ...)",
+        "'blamed', '', ...)",
+        partial(blame.test_an_excuse_that_wore_out_is_fresh_when_the_counts_are, fresh="retry_dead"),
     ),
     "an entry outlives its job": (
         "local waits = job.state == 'queued' and job.entry == entry",

@@ -66,7 +66,7 @@ class Job:
 
     def count_anew(self) -> None:
         """What is counted against it."""
-        self.excused = 0
+        self.excused = self.absolved = 0
         self.blamed.clear()
         self.set(attempts=0, crashes=0)
 

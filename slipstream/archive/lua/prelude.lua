@@ -432,7 +432,7 @@ end
 -- What is counted against a job begins anew, so a worker that comes back takes nothing off that is counted since. Fields
 -- that change, too, may follow.
 local function count_anew(id, ...)
-  redis.call('HSET', job_key(id), 'attempts', 0, 'crashes', 0, 'excused', 0, 'blamed', '', ...)
+  redis.call('HSET', job_key(id), 'attempts', 0, 'crashes', 0, 'excused', 0, 'blamed', '', 'absolved', 0, ...)
 end
 
 -- Who was heard of within half a lease has not died of a job that it has not renewed for a whole one: it gave it up, as a
