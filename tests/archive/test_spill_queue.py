@@ -29,6 +29,7 @@ from slipstream.archive.queue import (
     QueuePolicy,
     Retried,
     SubmitOutcome,
+    UnknownBatch,
 )
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.archive.results_folder import MARKER, ResultDiffers, ResultsFolder
@@ -331,6 +332,17 @@ async def test_what_somebody_removed_is_named(spill: Spill, tmp_path: Path) -> N
     with pytest.raises(ObjectNotFound, match="part-batch-"):
         await fresh.list()
     await fresh.queue.close()
+
+
+@pytest.mark.parametrize("digits", [4, 12, 20, 31])
+async def test_the_beginning_of_a_jobs_id_is_no_job(spill: Spill, digits: int) -> None:
+    """Callers name jobs as they like; that is no damage of the store."""
+    await spill.fill("a")
+    await spill.work()
+    (job,) = await spill.list()
+    assert await spill.queue.list_parts("batch", job.job_id) == ([], 0)
+    with pytest.raises(UnknownBatch):
+        await spill.queue.list_parts("batch", job.job_id[:digits])
 
 
 async def test_a_gateway_without_the_folder_says_what_is_missing(spill: Spill) -> None:
