@@ -4,6 +4,7 @@ a time, and its cursor moves with the jobs, so each comes in once whoever feeds 
 import asyncio
 import uuid
 
+from slipstream.archive.chunks import Chunk
 from slipstream.archive.queue import DamagedRecord, JobSpec, QueueUnavailable
 from slipstream.archive.results_folder import ResultsFolder
 from slipstream.archive.spill_queue import ChunkDue, SpillQueue
@@ -24,8 +25,8 @@ class Feeder:
         self._queue = queue
         self._folder = folder
         self._me = uuid.uuid4().hex
-        self._read: tuple[str, list[JobSpec]] = ("", [])
-        """The latest chunk, which may not have gone in as a whole."""
+        self._read: tuple[Chunk | None, list[JobSpec]] = (None, [])
+        """The latest chunk, which may not have gone in as a whole. Others may be of the same object."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -62,9 +63,9 @@ class Feeder:
         return True
 
     async def _jobs_of(self, due: ChunkDue) -> list[JobSpec]:
-        name, jobs = self._read
-        if name != due.chunk.name:
+        chunk, jobs = self._read
+        if chunk != due.chunk:
             data = await self._folder.read(due.chunk.name)
             jobs = await asyncio.to_thread(due.chunk.jobs_in, data)
-            self._read = due.chunk.name, jobs
+            self._read = due.chunk, jobs
         return jobs

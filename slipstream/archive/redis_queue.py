@@ -26,6 +26,7 @@ from slipstream.archive.queue import (
     Outcome,
     QueueDepth,
     QueuePolicy,
+    QueueUnavailable,
     Retried,
     SubmitOutcome,
     UnknownBatch,
@@ -52,6 +53,8 @@ CHUNK_JOBS, CHUNK_BYTES = 100, 1 << 20
 """What one submit script takes at most."""
 SCAN_JOBS = 500
 """Jobs that one script looks at, at most: it must stay short, the server does nothing else meanwhile."""
+SWEPT_BATCHES = 100
+"""That have no job to delete, in one call."""
 PAGE_PARTS, PAGE_BYTES = 100, 1 << 20
 """Parts that one script answers; it ends after the one that makes it so many bytes."""
 
@@ -131,10 +134,17 @@ class RedisQueue:
                 get_logger().error("job.damaged", error=str(error))
                 continue
             if damage := damage_in(row):
-                log_death(lease, await self._run("retry", *_token(lease), damage, 0, 0, 1))
+                await self._bury(lease, damage)
             else:
                 leases.append(lease)
         return leases
+
+    async def _bury(self, lease: Lease, damage: str) -> None:
+        """Where the store is away the lease expires, and whoever has it next buries the job."""
+        try:
+            log_death(lease, await self._run("retry", *_token(lease), damage, 0, 0, 1))
+        except QueueUnavailable as error:
+            get_logger().error("job.damaged", job_id=lease.job_id, error=f"{damage}; not told: {error}")
 
     async def beat(self, leases: Sequence[Lease], progress: Mapping[str, str]) -> list[BeatAnswer]:
         args = [arg for lease in leases for arg in (*_token(lease), progress.get(lease.job_id, ""))]
@@ -255,11 +265,14 @@ class RedisQueue:
         return int(await self._run("busy"))
 
     async def sweep(self) -> int:
-        num_jobs, _, *failed = await self._run("sweep", SCAN_JOBS)
-        if failed:
-            batch_id, reason = texts(failed)
-            get_logger().error("batch.not_deleted", batch_id=batch_id, reason=reason[:500])
-        return int(num_jobs)
+        for _ in range(SWEPT_BATCHES):
+            num_jobs, is_more, *failed = await self._run("sweep", SCAN_JOBS)
+            if failed:
+                batch_id, reason = texts(failed)
+                get_logger().error("batch.not_deleted", batch_id=batch_id, reason=reason[:500])
+            if num_jobs or not is_more:
+                return int(num_jobs)
+        return 0
 
     async def ping(self) -> None:
         await self._run("ping")

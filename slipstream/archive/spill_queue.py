@@ -13,6 +13,7 @@ from typing import Any
 from slipstream.archive.chunks import Chunk, write_chunk
 from slipstream.archive.parts import PartRecord
 from slipstream.archive.queue import (
+    DamagedRecord,
     JobRecord,
     JobSpec,
     JobState,
@@ -228,8 +229,7 @@ class SpillQueue(RedisQueue):
         if not answer:
             return None
         batch_id, number, entries = answer
-        pairs = (entry.split(" ") for entry in texts(entries))
-        return FilePlan(batch_id.decode(), number, tuple(sorted((int(at), name) for at, name in pairs)))
+        return FilePlan(batch_id.decode(), number, tuple(sorted(map(_placed, texts(entries)))))
 
     async def finished(self, me: str, plan: FilePlan, start: int, limit: int) -> list[FinishedJob]:
         """Jobs of the plan from the number `start` on, at least one if there is any, and at most `limit`."""
@@ -267,12 +267,18 @@ class SpillQueue(RedisQueue):
     # -- for the feeder -----------------------------------------------------------------------------------------------
 
     async def next_chunk(self, me: str) -> ChunkDue | None:
-        """What is to be fed next, if anything, if there is room, and if `me` is the one that feeds now."""
+        """What is to be fed next, if anything, if there is room, and if `me` is the one that feeds now. Raises
+        `DamagedRecord`, and others have their turn."""
         answer = await self._run("next_chunk", me)
         if not answer:
             return None
-        batch_id, number, fed, entry, room = texts(answer)
-        return ChunkDue(batch_id, int(number), int(fed), Chunk.read(entry), int(room))
+        batch_id, *told = texts(answer)
+        try:
+            number, fed, entry, room = told
+            return ChunkDue(batch_id, int(number), int(fed), Chunk.read(entry), int(room))
+        except (ValueError, DamagedRecord) as error:
+            await self.pass_turn(batch_id)
+            raise DamagedRecord(f"what the store holds of the chunks of {batch_id} is damaged: {error}") from None
 
     async def feed(self, due: ChunkDue, start: int, jobs: Sequence[JobSpec]) -> bool:
         """Puts jobs of the chunk, which are its number `start` and the following, where they wait. False: others were
@@ -284,6 +290,12 @@ class SpillQueue(RedisQueue):
     async def pass_turn(self, batch_id: str) -> None:
         """The batch's first chunk cannot be fed now; others can."""
         await self._run("pass_turn", batch_id)
+
+
+def _placed(entry: str) -> tuple[int, str]:
+    """Position and id. One that was damaged names no job, which is told when that is read."""
+    at, _, name = entry.partition(" ")
+    return (int(at), name) if at.isdecimal() else (-1, entry)
 
 
 def _waiting(batch_id: str, job: JobSpec) -> JobRecord:

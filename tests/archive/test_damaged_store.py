@@ -10,9 +10,11 @@ from redis.asyncio import Redis
 
 from slipstream.archive.queue import (
     BatchSpec,
+    BeatAnswer,
     DamagedRecord,
     JobState,
     QueuePolicy,
+    QueueUnavailable,
     UnknownBatch,
 )
 from slipstream.archive.redis_queue import RedisQueue
@@ -44,6 +46,28 @@ async def test_a_damaged_payload_is_never_run(damaged: World) -> None:
     job = (await damaged.jobs())["a"]
     assert (job.state, job.error_code) == (JobState.DEAD, "DATA_LOSS")
     assert "payload was damaged" in job.error
+
+
+async def test_a_store_that_goes_away_before_a_damaged_job_is_buried_keeps_its_neighbours(
+    damaged: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are leased, and whoever asked would not hear of them again before their leases expire."""
+    await damage(damaged, "a", "payload")
+    run = RedisQueue._run
+
+    async def away_for_retries(queue: RedisQueue, script: str, *args: str | int | bytes) -> Any:
+        if script == "retry":
+            raise QueueUnavailable("the queue's Redis is not reachable")
+        return await run(queue, script, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RedisQueue, "_run", away_for_retries)
+        (lease,) = await damaged.queue.take("w", 5)
+    assert lease.custom_id == "b"
+    await damaged.elapse(damaged.queue.policy.lease_s + 1)
+    assert await damaged.queue.beat([lease], {}) == [BeatAnswer.KEEP]
+    assert await damaged.queue.take("v", 5) == []
+    assert (await damaged.jobs())["a"].state is JobState.DEAD
 
 
 async def test_a_damaged_result_is_told_and_never_reused(damaged: World) -> None:

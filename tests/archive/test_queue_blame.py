@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from slipstream.archive.parts import PutAnswer
 from slipstream.archive.queue import BeatAnswer, JobState, Lease
 from tests.archive.worlds import DONE, POLICY, World, fill, specs, take_one
 from tests.support.memory_table import CAME_BACK
@@ -188,6 +189,53 @@ async def test_a_job_that_is_dead_of_its_own_failures_says_nothing_of_its_worker
     await lives(world, lost, "beat")
     job = (await world.jobs())["a"]
     assert (job.state, job.error) == (JobState.DEAD, "it is too dark")
+
+
+@pytest.mark.parametrize("fresh", ["part", "note", "retry_dead"])
+async def test_who_comes_back_takes_nothing_off_that_is_counted_since(world: World, fresh: str) -> None:
+    """Named by the mutation guard: an old death is taken off the new count."""
+    await fill(world, "a")
+    lost = await take_one(world, "w")
+    await world.elapse(LEASE_S + 1)
+    held = await take_one(world, "v")
+    if fresh == "retry_dead":
+        for _ in range(POLICY.max_attempts):
+            assert await world.queue.retry(held, "it is too dark", 0.0)
+            held = (await world.queue.take("v", 1) or [held])[0]
+        assert (await world.queue.retry_dead("batch")).num_jobs == 1
+        held = await take_one(world, "v")
+    else:
+        await world.queue.open_parts(held, "key", 2)
+        put = world.queue.put_part(held, 0, b"a", {}) if fresh == "part" else world.queue.put_note(held, "n", b"a")
+        assert await put is PutAnswer.KEPT
+    assert await world.queue.crash(held, "the target died")
+    await lives(world, lost, "beat")
+    assert (await world.jobs())["a"].crashes == 1
+
+
+@pytest.mark.parametrize("fresh", ["part", "retry_dead"])
+async def test_an_excuse_that_wore_out_is_fresh_when_the_counts_are(world: World, fresh: str) -> None:
+    """Named by the mutation guard: an excuse is worn out for ever."""
+    await fill(world, "a")
+    held = await take_one(world)
+    for number in range(2 * POLICY.max_crashes + 1):
+        await world.elapse(LEASE_S + 1)
+        lost, held = held, await take_one(world, f"w{number}")
+        await lives(world, lost, "beat")
+    assert (await world.jobs())["a"].crashes == 1, "it is worn out"
+    if fresh == "part":
+        await world.queue.open_parts(held, "key", 2)
+        assert await world.queue.put_part(held, 0, b"a", {}) is PutAnswer.KEPT
+    else:
+        while (await world.jobs())["a"].state is not JobState.DEAD:
+            assert await world.queue.crash(held, "the target died")
+            held = (await world.queue.take("v", 1) or [held])[0]
+        assert (await world.queue.retry_dead("batch")).num_jobs == 1
+        held = await take_one(world, "v")
+    await world.elapse(LEASE_S + 1)
+    assert (await take_one(world, "u")).crashes == 1
+    await lives(world, held, "beat")
+    assert (await world.jobs())["a"].crashes == 0
 
 
 async def test_who_has_died_excuses_nothing(world: World) -> None:

@@ -306,6 +306,18 @@ async def test_retention(world: World) -> None:
     assert await world.queue.depth() == QueueDepth(0, 0, 0, 0, 0)
 
 
+async def test_batches_without_a_job_keep_no_other_one_from_going(world: World) -> None:
+    """A gateway pauses for a minute where nothing was deleted, and hand-ins for which there is no room leave many."""
+    for number in range(20):
+        await world.queue.open_batch(BatchSpec(f"empty{number}", "me"))
+    await world.elapse(1)
+    await fill(world, "a")
+    await world.queue.finish(await take_one(world), DONE)
+    await world.elapse(POLICY.retention_s + 1)
+    assert await world.queue.sweep() == 1
+    assert await world.queue.list_batches("me") == []
+
+
 async def test_workers_that_have_jobs_are_counted(world: World) -> None:
     await fill(world, *map(str, range(9)))
     await world.queue.open_batch(BatchSpec("another", owner="you"))

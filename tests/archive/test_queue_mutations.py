@@ -85,6 +85,16 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         "h[2] == 'dead'",
         blame.test_a_job_that_is_dead_of_its_own_failures_says_nothing_of_its_workers,
     ),
+    "an old death is taken off the new count": (
+        "'excused', 0, 'blamed', '',",
+        "'excused', 0,",
+        partial(blame.test_who_comes_back_takes_nothing_off_that_is_counted_since, fresh="retry_dead"),
+    ),
+    "an excuse is worn out for ever": (
+        "'blamed', '', 'absolved', 0, ...)",
+        "'blamed', '', ...)",
+        partial(blame.test_an_excuse_that_wore_out_is_fresh_when_the_counts_are, fresh="retry_dead"),
+    ),
     "an entry outlives its job": (
         "local waits = job.state == 'queued' and job.entry == entry",
         "local waits = job.state == 'queued'\n    job.entry = entry",
@@ -156,8 +166,8 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         parts.test_a_job_is_not_done_while_parts_are_missing,
     ),
     "progress counts for nothing": (
-        "'attempts', 0, 'crashes', 0, 'excused', 0)\nreturn 'kept'",
-        "'excused', 0)\nreturn 'kept'",
+        "count_anew(id)\nreturn 'kept'",
+        "return 'kept'",
         parts.test_a_job_that_gets_on_is_no_poison,
     ),
     "a suspect for ever": (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from slipstream.archive.queue import BatchSpec, JobState
+from slipstream.archive.queue import BatchSpec, DamagedRecord, JobState
 from slipstream.errors import InvalidConfig, PermissionDenied
 from tests.archive.spilled import NAMES, Spill, files_in
 from tests.archive.worlds import DONE, specs
@@ -39,6 +39,48 @@ async def test_a_chunk_that_cannot_be_read_holds_up_its_own_batch_alone(
     chunk.write_bytes(kept)
     await spill.work()
     assert [(job.custom_id, job.state) for job in await spill.list()] == [(name, JobState.DONE) for name in NAMES]
+
+
+async def test_a_damaged_entry_of_a_finished_job_holds_up_its_own_batch_alone(
+    spill: Spill, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await spill.fill(*NAMES[:3])
+    await spill.queue.open_batch(BatchSpec("neighbour", "me"))
+    await spill.queue.submit("neighbour", specs("n"))
+    for lease in await spill.queue.take("w", 20):
+        await spill.queue.finish(lease, DONE)
+    async with Redis.from_url(spill.url) as redis:
+        ended = f"{{{spill.name}}}:b:batch:ended"
+        kept = (await redis.lrange(ended, 0, 0))[0]  # type: ignore[misc]
+        await redis.lset(ended, 0, "\x1f" + kept.decode())  # type: ignore[misc]
+        await spill.compactor.step(), await spill.compactor.step()
+        assert "results.not_written" in (said := capsys.readouterr().out) and "neighbour/part-neighbour-00000" in said
+        assert not files_in(tmp_path, "part-*")
+        await redis.lset(ended, 0, kept)  # type: ignore[misc]
+        await redis.hdel(f"{{{spill.name}}}:b:batch", "blocked")  # type: ignore[misc]
+    await spill.work()
+    assert files_in(tmp_path, "part-*.jsonl.gz")
+
+
+async def test_a_damaged_entry_of_a_chunk_holds_up_its_own_batch_alone(spill: Spill) -> None:
+    await spill.fill(*NAMES)
+    await spill.queue.open_batch(BatchSpec("neighbour", "me"))
+    await spill.queue.submit("neighbour", specs(*NAMES[:3]))
+    async with Redis.from_url(spill.url) as redis:
+        chunks = f"{{{spill.name}}}:b:batch:chunks"
+        kept = (await redis.lrange(chunks, 0, 0))[0]  # type: ignore[misc]
+        await redis.lset(chunks, 0, "\x1f")  # type: ignore[misc]
+        for lease in await spill.queue.take("w", 100):
+            await spill.queue.finish(lease, DONE)
+        while await spill.compactor.step():
+            pass
+        with pytest.raises(DamagedRecord):
+            await spill.feeder.step()
+        assert await spill.feeder.step()
+        assert len(await spill.queue.take("w", 5)) == 3
+        await redis.lset(chunks, 0, kept)  # type: ignore[misc]
+    await spill.work()
+    assert (await spill.queue.get_batch("batch")).counts[JobState.DONE] == 150
 
 
 async def test_a_folder_without_rights_loses_nothing(

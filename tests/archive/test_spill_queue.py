@@ -29,6 +29,7 @@ from slipstream.archive.queue import (
     QueuePolicy,
     Retried,
     SubmitOutcome,
+    UnknownBatch,
 )
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.archive.results_folder import MARKER, ResultDiffers, ResultsFolder
@@ -91,6 +92,57 @@ async def test_a_feeder_that_comes_late_feeds_nothing(spill: Spill) -> None:
         await redis.delete(f"{{{spill.name}}}:feeder")
     await spill.work()
     assert [(job.custom_id, job.state) for job in await spill.list()] == [(name, JobState.DONE) for name in NAMES]
+
+
+async def test_jobs_of_one_object_that_come_in_by_two_calls_are_each_there_once(spill: Spill) -> None:
+    """The same items are handed in twice at the same time, and there is room for some at first, and then for all: the
+    batch knows the object twice, for other jobs each."""
+    names = NAMES[:60]
+    await spill.fill("first")
+    await spill.queue.open_batch(BatchSpec("filler", "other"))
+    await spill.queue.submit("filler", [JobSpec("large", "x" * spill.policy.queue_bytes)])
+    both_are_there, written = asyncio.Barrier(2), asyncio.Event()
+    put = spill.folder.put
+
+    async def put_together(name: str, data: bytes) -> bytes | None:
+        await both_are_there.wait()
+        return await put(name, data)
+
+    async def hand_in(most: int, after: asyncio.Event | None = None) -> Counter[SubmitOutcome]:
+        queue = SpillQueue(spill.url, spill.folder, spill.name, spill.policy)
+        try:
+            ask = queue._ask
+
+            async def ask_in_order(script: str, *args: Any) -> Any:
+                if script == "add_chunk" and after:
+                    await after.wait()
+                answer = await ask(script, *args)
+                if script == "add_chunk":
+                    written.set()
+                return answer
+
+            queue._ask = ask_in_order  # type: ignore[method-assign]
+            return Counter(await queue.submit("batch", specs(*names), most))
+        finally:
+            await queue.close()
+
+    spill.folder.put = put_together  # type: ignore[method-assign]
+    answers = await asyncio.gather(hand_in(21), hand_in(100, written))
+    spill.folder.put = put  # type: ignore[method-assign]
+    assert answers == [
+        {SubmitOutcome.ADDED: 20, SubmitOutcome.OVER_QUOTA: 40},
+        {SubmitOutcome.KNOWN: 20, SubmitOutcome.ADDED: 40},
+    ]
+    await spill.queue.cancel_batch("filler")
+    for _ in range(4):
+        await spill.compactor.step()
+        await spill.feeder.step()
+    await spill.queue.seal_batch("batch")
+    for lease in await spill.queue.take("w", 100):
+        assert await spill.queue.finish(lease, DONE)
+    assert [job.custom_id for job in await spill.list()] == ["first", *names]
+    batch = await spill.queue.get_batch("batch")
+    assert (batch.state, batch.counts[JobState.DONE]) == (BatchState.COMPLETED, 61)
 
 
 async def _both_work(spill: Spill, other: Spill, redis: Any) -> None:
@@ -280,6 +332,17 @@ async def test_what_somebody_removed_is_named(spill: Spill, tmp_path: Path) -> N
     with pytest.raises(ObjectNotFound, match="part-batch-"):
         await fresh.list()
     await fresh.queue.close()
+
+
+@pytest.mark.parametrize("digits", [4, 12, 20, 31])
+async def test_the_beginning_of_a_jobs_id_is_no_job(spill: Spill, digits: int) -> None:
+    """Callers name jobs as they like; that is no damage of the store."""
+    await spill.fill("a")
+    await spill.work()
+    (job,) = await spill.list()
+    assert await spill.queue.list_parts("batch", job.job_id) == ([], 0)
+    with pytest.raises(UnknownBatch):
+        await spill.queue.list_parts("batch", job.job_id[:digits])
 
 
 async def test_a_gateway_without_the_folder_says_what_is_missing(spill: Spill) -> None:

@@ -179,6 +179,18 @@ def test_an_old_file_of_errors_goes(archive: FakeArchive, tmp_path: Path) -> Non
     assert not (tmp_path / "out.jsonl.errors.jsonl").exists()
 
 
+@pytest.mark.parametrize("stem", ["x" * 230, "\N{CJK UNIFIED IDEOGRAPH-5F71}" * 78], ids=["ascii", "wide"])
+def test_an_output_may_have_a_name_as_long_as_file_systems_take(
+    archive: FakeArchive, batch: str, tmp_path: Path, stem: str
+) -> None:
+    output = tmp_path / f"{stem}.jsonl"
+    assert ask(archive, "export", batch, "--output", str(output)) == 0
+    errors = output.with_name(f"{output.name}.errors.jsonl")
+    written = [[json.loads(line)["state"] for line in path.read_text().splitlines()] for path in (output, errors)]
+    assert written == [["done"] * 3, ["failed", "dead"]]
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
 def test_an_export_that_breaks_off_leaves_the_old_file(
     archive: FakeArchive, batch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,8 +163,8 @@ class MemoryQueue(JobTable):
             return PutAnswer.FULL
         job.parts[number], job.notes = data, notes
         job.part_tallies.update(tallies)
-        job.excused = 0
-        job.set(parts_done=len(job.parts), attempts=0, crashes=0)
+        job.set(parts_done=len(job.parts))
+        job.count_anew()
         return PutAnswer.KEPT
 
     async def put_note(self, lease: Lease, name: str, data: bytes) -> PutAnswer:
@@ -177,8 +177,8 @@ class MemoryQueue(JobTable):
         kept = job.notes | {name: data}
         if stored_bytes([*job.parts.values(), *kept.values()]) > self.policy.parts.max_job_bytes:
             return PutAnswer.FULL
-        job.notes, job.excused = kept, 0
-        job.set(attempts=0, crashes=0)
+        job.notes = kept
+        job.count_anew()
         return PutAnswer.KEPT
 
     async def find_note(self, lease: Lease, name: str) -> bytes | None:
@@ -255,8 +255,8 @@ class MemoryQueue(JobTable):
             if stop := self._no_room(batch.spec.owner, max_waiting):
                 return Retried(number, stop)
             batch.is_cancelled = False
-            job.excused = 0
-            job.set(attempts=0, crashes=0, error="", error_code="")
+            job.set(error="", error_code="")
+            job.count_anew()
             self._move(job, JobState.QUEUED)
             self._enqueue(job)
         return Retried(len(chosen))
@@ -295,19 +295,19 @@ class MemoryQueue(JobTable):
 
     async def sweep(self) -> int:
         now = self._clock()
-        expired = [(batch.expires_s, name) for name, batch in self._batches.items() if batch.expires_s is not None]
-        if not expired or min(expired)[0] > now:
-            return 0
-        batch_id = min(expired)[1]
-        batch = self._batches[batch_id]
-        swept, batch.jobs = batch.jobs[:SWEEP_JOBS], batch.jobs[SWEEP_JOBS:]
-        for name in swept:
-            job = self._jobs.pop(name)
-            if self._results.get(job.content_key) == name:
-                del self._results[job.content_key]
-        if not batch.jobs:
-            del self._batches[batch_id]
-        return len(swept)
+        times = [(batch.expires_s, name) for name, batch in self._batches.items() if batch.expires_s is not None]
+        for _, batch_id in sorted(each for each in times if each[0] <= now):
+            batch = self._batches[batch_id]
+            swept, batch.jobs = batch.jobs[:SWEEP_JOBS], batch.jobs[SWEEP_JOBS:]
+            for name in swept:
+                job = self._jobs.pop(name)
+                if self._results.get(job.content_key) == name:
+                    del self._results[job.content_key]
+            if not batch.jobs:
+                del self._batches[batch_id]
+            if swept:
+                return len(swept)
+        return 0
 
     async def ping(self) -> None:
         """Never away."""

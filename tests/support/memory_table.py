@@ -64,6 +64,12 @@ class Job:
     def set(self, **changes: object) -> None:
         self.record = replace(self.record, **changes)  # type: ignore[arg-type]
 
+    def count_anew(self) -> None:
+        """What is counted against it."""
+        self.excused = self.absolved = 0
+        self.blamed.clear()
+        self.set(attempts=0, crashes=0)
+
 
 class JobTable:
     """Base of `MemoryQueue`."""

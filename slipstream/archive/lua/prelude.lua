@@ -406,19 +406,33 @@ end
 -- job that stops its workers for so long does so again and again.
 local function is_absolved(id) return redis.call('HINCRBY', job_key(id), 'absolved', 1) <= 2 * MAX_CRASHES end
 
+-- The deaths that count against a job and were found by a lease that expired stand in its field `blamed`, with run and worker.
+local function death_of(worker, epoch) return '[' .. epoch .. ' ' .. worker .. ']' end
+
+local function remember_death(id, worker, epoch)
+  redis.call('HSET', job_key(id), 'blamed', (redis.call('HGET', job_key(id), 'blamed') or '') .. death_of(worker, epoch))
+end
+
 -- A worker that was taken for dead speaks of a run that it has lost: it was frozen or cut off. A job that is dead of such
 -- deaths stays so, as that may have been told already: its reason says what to do.
 local CAME_BACK = '; a worker that was taken for dead has come back since, so the job may not be at fault: retry it'
 
 local function absolve(id, worker, epoch)
-  local blamed = 'blamed:' .. epoch
-  if redis.call('HGET', job_key(id), blamed) ~= worker then return end
-  redis.call('HDEL', job_key(id), blamed)
+  local blamed, death = redis.call('HGET', job_key(id), 'blamed') or '', death_of(worker, epoch)
+  local first, last = string.find(blamed, death, 1, true)
+  if not first then return end
+  redis.call('HSET', job_key(id), 'blamed', string.sub(blamed, 1, first - 1) .. string.sub(blamed, last + 1))
   if not is_absolved(id) then return end
   local h = redis.call('HMGET', job_key(id), 'crashes', 'state', 'error')
   local crashes = tonumber(h[1])
   if crashes > 0 then redis.call('HINCRBY', job_key(id), 'crashes', -1) end
   if h[2] == 'dead' and crashes == MAX_CRASHES then redis.call('HSET', job_key(id), 'error', h[3] .. CAME_BACK) end
+end
+
+-- What is counted against a job begins anew, so a worker that comes back takes nothing off that is counted since. Fields
+-- that change, too, may follow.
+local function count_anew(id, ...)
+  redis.call('HSET', job_key(id), 'attempts', 0, 'crashes', 0, 'excused', 0, 'blamed', '', 'absolved', 0, ...)
 end
 
 -- Who was heard of within half a lease has not died of a job that it has not renewed for a whole one: it gave it up, as a

@@ -13,5 +13,5 @@ redis.call('HSET', parts_key(id), note_field(name), note)
 if not old then redis.call('HSET', meta_key(id), 'notes', (meta[2] or '') .. name .. ' ') end
 redis.call('HINCRBY', meta_key(id), 'note_bytes', more)
 grow_parts(id, batch, more)
-redis.call('HSET', job_key(id), 'attempts', 0, 'crashes', 0, 'excused', 0)
+count_anew(id)
 return 'kept'

@@ -22,5 +22,5 @@ redis.call('ZADD', done_key(id), number, number)
 grow_parts(id, batch, more)
 add(batch_key(batch), 'p:done', 1)
 for i = 7, num_args(), 2 do redis.call('HINCRBYFLOAT', meta_key(id), 't:' .. arg(i), arg(i + 1)) end
-redis.call('HSET', job_key(id), 'attempts', 0, 'crashes', 0, 'excused', 0)
+count_anew(id)
 return 'kept'

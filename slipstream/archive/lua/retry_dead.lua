@@ -17,7 +17,7 @@ for _, id in ipairs(ids) do
     if is_full() then return { 0, n, 'full' } end
     if room <= 0 then return { 0, n, 'over_quota' } end
     redis.call('HDEL', batch_key(batch), 'cancel')
-    redis.call('HSET', job_key(id), 'attempts', 0, 'crashes', 0, 'excused', 0, 'error', '', 'code', '')
+    count_anew(id, 'error', '', 'code', '')
     move(id, batch, state, 'queued')
     enqueue(id, false)
     room, n = room - 1, n + 1

@@ -62,7 +62,7 @@ local function expire(id, entry)
   local lost_by = job.worker
   local crashes = tonumber(job.crashes)
   if not (is_alive(lost_by) and is_absolved(id)) then crashes = blame(id, suspect_of(lost_by)) end
-  if crashes > tonumber(job.crashes) then redis.call('HSET', job_key(id), 'blamed:' .. job.epoch, lost_by) end
+  if crashes > tonumber(job.crashes) then remember_death(id, lost_by, job.epoch) end
   job.crashes = crashes
   if redis.call('GET', P .. 'suspect') == id then redis.call('PEXPIRE', P .. 'suspect', LEASE) end
   if crashes < SUSPECT_AFTER and split(entry) ~= 'suspects' then

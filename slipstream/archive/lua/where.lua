@@ -2,4 +2,5 @@
 -- file, or '' if it has none.
 local position = redis.call('HGET', P .. 'b:' .. arg(1) .. ':where', arg(2))
 if position then return position end
-return string.match(arg(2), '^%x+$') and named(arg(1), arg(2), '00000000') and '' or 'unknown'
+local is_id = #arg(2) == 32 and string.match(arg(2), '^%x+$') -- callers may have asked for anything
+return is_id and named(arg(1), arg(2), '00000000') and '' or 'unknown'

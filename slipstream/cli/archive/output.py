@@ -41,6 +41,8 @@ from slipstream.objects.blocking import blocking_store, writing, writing_bytes
 from slipstream.objects.store import ObjectUrl, is_object_url
 
 STDOUT = "-"
+NAMED_BYTES = 200
+"""Of a file's name in that of the one that is written first: file systems take names of 255."""
 FORMULA_STARTS = tuple("=+-@\t\r\n＝＋－＠")
 """A spreadsheet takes a cell that begins so for a formula; some also take the wide forms."""
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -219,7 +221,8 @@ def replacing(path: Path, keep_empty: bool = True) -> Iterator[TextIO]:
 def replacing_bytes(path: Path, keep_empty: bool = True) -> Iterator[IO[bytes]]:
     """The same of a file that is no text."""
     final = path.resolve()
-    part = final.with_name(f".{final.name[:200]}.{os.getpid()}.part")
+    told = os.fsdecode(os.fsencode(final.name)[-NAMED_BYTES:])  # its end: results and errors begin alike
+    part = final.with_name(f".{told}.{os.getpid()}.part")
     with _named_failure(path):
         try:
             with part.open("wb") as file:
