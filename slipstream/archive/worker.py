@@ -316,6 +316,8 @@ class Worker:
         else:
             await self._queue.take(self.name, 0)  # a store that hears of nobody takes itself for the one that was away
         self._back()
+        if runs and (late_s := self.lease_age_s()) > self._queue.policy.lease_s:
+            self._log.warning("leases.late", seconds=round(late_s, 1))  # others may have had the jobs since
         self._beaten = time.monotonic()
 
     async def _drain(self) -> None:

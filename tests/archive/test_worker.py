@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
@@ -262,6 +263,25 @@ async def test_a_lost_job_is_stopped_and_a_late_commit_refused() -> None:
     assert ended == [("done", False)]
     assert events.count("job.lost") == 1 and events.count("job.stale_commit_refused") == 1
     assert await queue.finish(thief[0], DONE) and await queue.finish(thief[1], DONE)
+
+
+async def test_leases_that_could_not_be_renewed_in_time_are_told_of() -> None:
+    """A process that is starved, or was frozen: it says why somebody else has had its jobs."""
+    queue = await make("a")
+
+    async def handler(lease: Lease, progress: Progress) -> Outcome:
+        time.sleep(POLICY.lease_s + 0.1)  # noqa: ASYNC251 (nothing else of the process runs)
+        await until(lambda: told(logs))
+        return DONE
+
+    async def told(logs: Sequence[Mapping[str, Any]]) -> bool:
+        return any(entry["event"] == "leases.late" for entry in logs)
+
+    with capture_logs() as logs:
+        async with working(queue, handler):
+            await completed(queue)
+    (entry,) = (entry for entry in logs if entry["event"] == "leases.late")
+    assert entry["seconds"] >= POLICY.lease_s
 
 
 async def test_a_job_taken_back_by_its_own_worker_is_never_run_twice_at_once() -> None:
