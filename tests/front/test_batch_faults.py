@@ -135,6 +135,15 @@ async def test_documents_are_handed_in_as_such(archive: ReadingArchive, tmp_path
     assert by_id["refused, too"]["body"]["error"]["param"] == "slipstream.ocr_dpi"
 
 
+@pytest.mark.parametrize("part", [clip("file://[")])
+async def test_a_request_that_is_nonsense_fails_alone(
+    archive: ReadingArchive, tmp_path: Path, part: dict[str, Any]
+) -> None:
+    batch, lines = await run(archive, tmp_path, batch_line("odd", asked_of(part)), batch_line("a", asked_of(clip())))
+    assert (batch.status, batch.errors, batch.request_counts.failed) == ("completed", None, 1)
+    assert {line["custom_id"]: line["response"]["status_code"] for line in lines} == {"odd": 400, "a": 200}
+
+
 async def test_a_fault_of_this_server_ends_the_batch(
     archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
