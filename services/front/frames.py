@@ -101,7 +101,8 @@ def _header(width: int, height: int, rate: float, num_frames: int, largest: int)
     stream = b"vidsMJPG" + struct.pack(
         "<IHHIIIIIIIIHHHH", 0, 0, 0, 0, scale, per_scale, 0, num_frames, largest, 0xFFFFFFFF, 0, 0, 0, width, height
     )
-    picture = struct.pack("<IiiHH4sIiiII", 40, width, height, 1, 24, b"MJPG", width * height * 3, 0, 0, 0, 0)
+    num_bytes = min(width * height * 3, 2**32 - 1)  # nobody reads it, and a JPEG may say 65,535 squared
+    picture = struct.pack("<IiiHH4sIiiII", 40, width, height, 1, 24, b"MJPG", num_bytes, 0, 0, 0, 0)
     strl = _list(b"strl", _chunk(b"strh", stream) + _chunk(b"strf", picture))
     return _list(b"hdrl", _chunk(b"avih", main) + strl)
 

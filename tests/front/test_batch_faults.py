@@ -144,6 +144,12 @@ async def test_a_request_that_is_nonsense_fails_alone(
     assert {line["custom_id"]: line["response"]["status_code"] for line in lines} == {"odd": 400, "a": 200}
 
 
+async def test_the_size_that_a_picture_claims_is_the_gateways_to_judge(archive: ReadingArchive, tmp_path: Path) -> None:
+    part = {"type": "video", "video": [data_url(jpeg(9).replace(b"\0\x30\0\x40", b"\xff\xff\xff\xff"), "image/jpeg")]}
+    batch, lines = await run(archive, tmp_path, batch_line("vast", asked_of(part)), batch_line("a", asked_of(clip())))
+    assert (batch.status, batch.errors) == ("completed", None) and len(lines) == 2
+
+
 async def test_a_fault_of_this_server_ends_the_batch(
     archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
