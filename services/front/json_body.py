@@ -15,7 +15,8 @@ from slipstream.services.front.api_errors import ApiError, too_large
 IN_MEMORY_BYTES = 256 * 1024
 """Media beyond this of one body go to disk."""
 MAX_VALUES = 100_000
-"""Values of one body: a few bytes each on the wire, and some hundred in memory."""
+"""Values of one body: a few bytes each on the wire, and some hundred in memory. One string may have so many
+frames, too."""
 MAX_HEAD_BYTES = 256
 """Of a `data:` string, before its content."""
 _HEAD = re.compile(rb"data:([A-Za-z0-9.+/-]*)((?:;[A-Za-z0-9=._-]+)*);base64,")
@@ -70,6 +71,8 @@ class _Decoder:
             self._media.error = "its base64 has a length that cannot be"
         if not self._media.error and self._media.end == (self._media.ends or [self._media.start])[-1]:
             self._media.error = "it has no bytes"
+        if len(self._media.ends) >= MAX_VALUES:
+            raise too_large(f"a string of media has more than {MAX_VALUES} frames")
         self._media.ends.append(self._media.end)
         self._left, self._is_padded = b"", False
 

@@ -76,6 +76,7 @@ def test_what_is_no_json(text: str) -> None:
         ('"' + "a" * MIB + '"', 413),
         ("[" + "[]," * MAX_VALUES + "[]]", 413),
         (json.dumps(data_url(bytes(MIB + 1))), 413),
+        ('"data:video/jpeg;base64,' + "AA==," * MAX_VALUES + 'AA=="', 413),
     ],
 )
 def test_too_much(text: str, status: int) -> None:
