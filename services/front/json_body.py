@@ -233,6 +233,11 @@ class Window:
         self._file, self._start, self._end = file, start, end
         self._position = start
 
+    @property
+    def num_bytes(self) -> int:
+        """From its start to its end."""
+        return self._end - self._start
+
     def read(self, size: int = -1, /) -> bytes:
         """At most `size` bytes; none at the end."""
         left = max(self._end - self._position, 0)
