@@ -117,13 +117,14 @@ class BatchRecords:
         return sorted(batches, key=lambda batch: (-batch.created_s, batch.batch_id))
 
     def end(self, owner: str, batch_id: str, why: Ending) -> None:
-        """Says that the batch is to end. The first reason stays; a file of its own, which no other writer replaces."""
-        path = self._path(owner, batch_id).with_suffix(".end")
-        try:
-            with path.open("x") as file:
-                json.dump({"why": why, "at": int(time.time())}, file)
-        except FileExistsError:
-            pass
+        """Says that the batch is to end. The first reason stays (of two at once, either), in a file of its own, which
+        no other writer replaces. One that was cut off, as by a disk that is full, is none."""
+        if self.ending(owner, batch_id)[0]:
+            return
+        with written_whole(self._path(owner, batch_id).with_suffix(".end")) as file:
+            file.write(json.dumps({"why": why, "at": int(time.time())}).encode())
+            file.flush()
+            os.fsync(file.fileno())
 
     def ending(self, owner: str, batch_id: str) -> tuple[str, int]:
         """Why the batch is to end, and since when; '' and 0 where it is not."""
