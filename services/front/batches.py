@@ -38,7 +38,7 @@ from slipstream.services.front.batch_lines import (
     job_error_line,
     read_lines,
 )
-from slipstream.services.front.batch_records import BatchRecords, Ending, HttpBatch, Stage
+from slipstream.services.front.batch_records import BatchRecords, Ending, HttpBatch, Stage, written_whole
 from slipstream.services.front.config import FrontConfig
 from slipstream.services.front.file_store import OUTPUT, FileStore, NewFile
 from slipstream.services.front.gateways import Gateways
@@ -223,7 +223,8 @@ class Batches:
         media = self._media / batch.batch_id if self._config.shared_media else None
         maker = ItemMaker(info, self._gateways.served_name(info), owner, self._files, media)
         refusals = self.records.refusals(owner, batch.batch_id)
-        with refusals.open("wb") as refused, self._input(owner, batch) as file, self._lines(file) as lines:
+        # Whole when it has its name: another front may write this batch out, and have it read, by now.
+        with written_whole(refusals) as refused, self._input(owner, batch) as file, self._lines(file) as lines:
             items = BatchItems(batch.batch_id, lines, maker, refused)
             try:
                 await self._gateways.archive(token).submit_all(BatchOptions(batch.key), items, tell)

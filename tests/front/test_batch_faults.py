@@ -1,5 +1,6 @@
 """Batches with documents in them, and batches that this server itself fails in."""
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from slipstream.rpc.v1 import archive_pb2 as pb
 from slipstream.rpc.v1 import gateway_pb2
 from slipstream.services.front import batch_lines, batches
 from slipstream.services.front.batch_lines import BatchLine, ItemMaker
-from slipstream.services.front.batch_records import HttpBatch
+from slipstream.services.front.batch_records import HttpBatch, Stage
 from tests.cli.fake_archive import NUM_PAGES, Context, FakeArchive
 from tests.front.conftest import jpeg
 from tests.front.test_openai_batches import CHAT_ENDPOINT, DAY, ended, lines_of, opened
@@ -148,6 +149,41 @@ async def test_the_size_that_a_picture_claims_is_the_gateways_to_judge(archive: 
     part = {"type": "video", "video": [data_url(jpeg(9).replace(b"\0\x30\0\x40", b"\xff\xff\xff\xff"), "image/jpeg")]}
     batch, lines = await run(archive, tmp_path, batch_line("vast", asked_of(part)), batch_line("a", asked_of(clip())))
     assert (batch.status, batch.errors) == ("completed", None) and len(lines) == 2
+
+
+async def test_another_front_that_hands_in_the_same_leaves_its_refusals_alone(
+    archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It read the record before all was handed in, and waits for room when the first one writes out."""
+    monkeypatch.setattr(batches, "LOOK_S", 0.01)
+    check, write_out, has_begun = batches.Batches._check, batches.Batches._write_out, threading.Event()
+    fronts = list[batches.Batches]()
+
+    def checked_in_turn(self: batches.Batches, owner: str, batch: HttpBatch) -> Any:
+        fronts.append(self)
+        if self is fronts[0]:
+            assert has_begun.wait(60)
+        else:
+            has_begun.set()
+            while self.records.get(owner, batch.batch_id).stage is Stage.VALIDATING:
+                time.sleep(0.01)
+        return check(self, owner, batch)
+
+    async def written_late(self: batches.Batches, *about: Any) -> None:
+        await eventually(lambda: full.submits > 0)
+        await write_out(self, *about)
+
+    monkeypatch.setattr(batches.Batches, "_check", checked_in_turn)
+    monkeypatch.setattr(batches.Batches, "_write_out", written_late)
+    lines = [batch_line("refused", asked_of(clip(), pages="1")), batch_line("a", asked_of(clip()))]
+    with ReadingArchive() as full:
+        full.refusals, full.room = [grpc.StatusCode.RESOURCE_EXHAUSTED] * 10**5, 0
+        async with front_at(archive.address, data=str(tmp_path)) as address, client_of(address) as client:
+            batch = await opened(client, lines)
+            async with front_at(full.address, data=str(tmp_path)):
+                batch = await ended(client, batch)
+            refused = await lines_of(client, batch.error_file_id)
+    assert batch.request_counts.failed == 1 and [line["custom_id"] for line in refused] == ["refused"]
 
 
 async def test_a_fault_of_this_server_ends_the_batch(
