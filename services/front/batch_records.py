@@ -25,7 +25,7 @@ class Stage(StrEnum):
     VALIDATING = "validating"
     """It is read, or being handed in; who does so may be killed, and another goes on."""
     HANDED_IN = "handed_in"
-    """The archive has all of it."""
+    """The archive has all of it; or what it has is all that there will be, as the batch is to end."""
     FAILED = "failed"
     """It could not be read, or this server failed in it; nothing of it runs."""
     ENDED = "ended"
@@ -61,6 +61,7 @@ class HttpBatch:
     has_output: bool = False
     has_errors: bool = False
     handed_in_s: int | None = None
+    """When the archive had all of it; None where it never did."""
     ended_s: int | None = None
     ending: str = ""
     """An `Ending`, or '' where all was run."""

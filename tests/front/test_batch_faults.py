@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,12 +29,23 @@ MODEL = "big"
 
 
 class ReadingArchive(FakeArchive):
-    """One whose gateway has a reader, which may fail to cancel, and whose jobs may run again for `reruns` looks."""
+    """One whose gateway has a reader, which may fail to cancel, whose jobs may run again for `reruns` looks, and which
+    may have no more room after the first call."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cancel_faults: list[grpc.StatusCode] = []
         self.reruns = 0
+        self.is_filled_at_once = False
+
+    async def SubmitBatch(
+        self, request_iterator: AsyncIterator[pb.SubmitBatchRequest], context: Context
+    ) -> pb.SubmitBatchResponse:
+        try:
+            return await super().SubmitBatch(request_iterator, context)
+        finally:
+            if self.is_filled_at_once:
+                self.room = 0
 
     async def CancelBatch(self, request: pb.CancelBatchRequest, context: Context) -> pb.Batch:
         if self.cancel_faults:
@@ -244,6 +255,31 @@ async def test_a_batch_that_waits_for_room_ends_when_it_is_to(
     assert batch.status == status and batch.request_counts.failed == len(lines)
     assert all(handed_in.cancelled for handed_in in archive.batches.values())
     assert not list((tmp_path / "media").iterdir())
+
+
+@pytest.mark.parametrize("status", ["cancelled", "expired"])
+async def test_what_was_done_before_all_was_handed_in_is_written_out(
+    archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    """There is room for one request and, while the batch waits for more, that one is done."""
+    monkeypatch.setattr(batches, "LOOK_S", 0.01)
+    archive.refusals, archive.is_filled_at_once = [grpc.StatusCode.RESOURCE_EXHAUSTED] * 10**5, True
+    names = ("done", "never run", "nor this")
+    async with front_at(archive.address, data=str(tmp_path)) as address, client_of(address) as client:
+        batch = await opened(client, [batch_line(name, asked_of(clip())) for name in names])
+        await eventually(lambda: archive.submits > 1)
+        if status == "cancelled":
+            await client.batches.cancel(batch.id)
+        else:
+            two_days_later(monkeypatch)
+        batch = await ended(client, batch)
+        output, left = [await lines_of(client, file_id) for file_id in (batch.output_file_id, batch.error_file_id)]
+    counts = batch.request_counts
+    assert (batch.status, counts.total, counts.completed, counts.failed) == (status, 3, 1, 2)
+    assert [line["custom_id"] for line in output] == ["done"]
+    assert [(line["custom_id"], line["error"]["code"]) for line in left] == [
+        (name, f"batch_{status}") for name in names[1:]
+    ]
 
 
 async def test_the_same_request_again_leaves_running_jobs_alone(
