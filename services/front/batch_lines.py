@@ -260,10 +260,14 @@ def answer_line(batch_id: str, job: Job, captions: Sequence[Caption], model: str
 def job_error_line(batch_id: str, job: Job, why_cancelled: str) -> bytes:
     """The line of a job without a result. `why_cancelled`: the code of one that was never run to its end."""
     if job.state is JobState.CANCELLED:
-        told = {"code": why_cancelled, "message": "the request was not run before its batch ended"}
-        return _line(f"{batch_id}-{job.job_id}", job.custom_id, None, told)
+        return never_run_line(f"{batch_id}-{job.job_id}", job.custom_id, why_cancelled)
     kind = _BY_STATUS.get(job.error_code, SlipstreamError)
     return error_line(f"{batch_id}-{job.job_id}", job.custom_id, as_api_error(kind(job.error)), job.job_id)
+
+
+def never_run_line(name: str, custom_id: str, code: str) -> bytes:
+    """The line of a request whose batch ended first."""
+    return _line(name, custom_id, None, {"code": code, "message": "the request was not run before its batch ended"})
 
 
 def error_line(name: str, custom_id: str, error: ApiError, request_id: str = "") -> bytes:

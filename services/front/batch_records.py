@@ -25,7 +25,7 @@ class Stage(StrEnum):
     VALIDATING = "validating"
     """It is read, or being handed in; who does so may be killed, and another goes on."""
     HANDED_IN = "handed_in"
-    """The archive has all of it."""
+    """The archive has all of it; or what it has is all that there will be, as the batch is to end."""
     FAILED = "failed"
     """It could not be read, or this server failed in it; nothing of it runs."""
     ENDED = "ended"
@@ -61,6 +61,7 @@ class HttpBatch:
     has_output: bool = False
     has_errors: bool = False
     handed_in_s: int | None = None
+    """When the archive had all of it; None where it never did."""
     ended_s: int | None = None
     ending: str = ""
     """An `Ending`, or '' where all was run."""
@@ -117,13 +118,14 @@ class BatchRecords:
         return sorted(batches, key=lambda batch: (-batch.created_s, batch.batch_id))
 
     def end(self, owner: str, batch_id: str, why: Ending) -> None:
-        """Says that the batch is to end. The first reason stays; a file of its own, which no other writer replaces."""
-        path = self._path(owner, batch_id).with_suffix(".end")
-        try:
-            with path.open("x") as file:
-                json.dump({"why": why, "at": int(time.time())}, file)
-        except FileExistsError:
-            pass
+        """Says that the batch is to end. The first reason stays (of two at once, either), in a file of its own, which
+        no other writer replaces. One that was cut off, as by a disk that is full, is none."""
+        if self.ending(owner, batch_id)[0]:
+            return
+        with written_whole(self._path(owner, batch_id).with_suffix(".end")) as file:
+            file.write(json.dumps({"why": why, "at": int(time.time())}).encode())
+            file.flush()
+            os.fsync(file.fileno())
 
     def ending(self, owner: str, batch_id: str) -> tuple[str, int]:
         """Why the batch is to end, and since when; '' and 0 where it is not."""

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import AbstractContextManager, aclosing
+from contextlib import AbstractContextManager, aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -36,9 +36,10 @@ from slipstream.services.front.batch_lines import (
     LineFault,
     answer_line,
     job_error_line,
+    never_run_line,
     read_lines,
 )
-from slipstream.services.front.batch_records import BatchRecords, Ending, HttpBatch, Stage
+from slipstream.services.front.batch_records import BatchRecords, Ending, HttpBatch, Stage, written_whole
 from slipstream.services.front.config import FrontConfig
 from slipstream.services.front.file_store import OUTPUT, FileStore, NewFile
 from slipstream.services.front.gateways import Gateways
@@ -200,8 +201,7 @@ class Batches:
         try:
             num_refused = await self._submit(owner, token, batch)
         except _ToEnd as why:
-            await self._cancel_jobs(token, batch)
-            await self._finish(owner, replace(batch, stage=Stage.ENDED, num_failed=num_lines, ending=str(why)))
+            await self._end_early(owner, token, batch, str(why))
             return
         except _HOPELESS as error:
             await self._give_up(owner, token, batch, BadLine(0, str(error), "not_served"))
@@ -223,7 +223,8 @@ class Batches:
         media = self._media / batch.batch_id if self._config.shared_media else None
         maker = ItemMaker(info, self._gateways.served_name(info), owner, self._files, media)
         refusals = self.records.refusals(owner, batch.batch_id)
-        with refusals.open("wb") as refused, self._input(owner, batch) as file, self._lines(file) as lines:
+        # Whole when it has its name: another front may write this batch out, and have it read, by now.
+        with written_whole(refusals) as refused, self._input(owner, batch) as file, self._lines(file) as lines:
             items = BatchItems(batch.batch_id, lines, maker, refused)
             try:
                 await self._gateways.archive(token).submit_all(BatchOptions(batch.key), items, tell)
@@ -238,18 +239,27 @@ class Batches:
         if ending:
             raise _ToEnd(ending)
 
+    async def _end_early(self, owner: str, token: str, batch: HttpBatch, why: str) -> None:
+        """It ends before all was handed in. What was done of it by then is written out like that of any other."""
+        if await self._cancel_jobs(token, batch):
+            await asyncio.to_thread(self.records.put, owner, replace(batch, stage=Stage.HANDED_IN))
+        else:
+            await self._finish(owner, replace(batch, stage=Stage.ENDED, num_failed=batch.num_lines, ending=why))
+
     async def _give_up(self, owner: str, token: str, batch: HttpBatch, error: BadLine) -> None:
         """It has failed, and what of it the archive has already is cancelled. Raises what `_cancel_jobs` does."""
         await self._cancel_jobs(token, batch)
         await self._fail(owner, batch, [error])
 
-    async def _cancel_jobs(self, token: str, batch: HttpBatch) -> None:
-        """Those that the archive has of a batch that was not handed in to its end. Raises `SlipstreamError` while that
-        cannot be done."""
+    async def _cancel_jobs(self, token: str, batch: HttpBatch) -> bool:
+        """Those that the archive has of a batch that was not handed in to its end, if it has some. Raises
+        `SlipstreamError` while that cannot be done."""
         try:
             await self._gateways.archive(token).cancel(batch.key)
+            return True
         except _NOTHING_TO_CANCEL as refused:
             get_logger().info("batch.nothing_cancelled", batch_id=batch.batch_id, reason=str(refused))
+            return False
 
     async def _fail(self, owner: str, batch: HttpBatch, errors: Sequence[BadLine]) -> HttpBatch:
         shown = tuple(error.shown() for error in errors)
@@ -300,14 +310,16 @@ class Batches:
         new = [await asyncio.to_thread(store.new, owner, 2**62) for _ in ("output", "errors")]
         with new[0] as output, new[1] as errors:
             refused = self.records.refusals(owner, batch.batch_id)
-            num_done, num_failed = 0, batch.num_refused
+            num_done, names = 0, set[str]()
             if batch.num_refused:
                 await asyncio.to_thread(_copy, refused, errors)
             if batch.num_refused < batch.num_lines:
-                done, failed = await self._write_jobs(archive, batch, model, output, errors, ending)
-                num_done, num_failed = num_done + done, num_failed + failed
-            if num_done + num_failed < batch.num_lines:
-                raise ServiceUnavailable(f"the archive has {num_done + num_failed} of {batch.num_lines} requests")
+                num_done, names = await self._write_jobs(archive, batch, model, output, errors, ending)
+            num_told = batch.num_refused + len(names)
+            if batch.handed_in_s is None:
+                await asyncio.to_thread(self._write_left, owner, batch, names, errors, ending)
+            elif num_told < batch.num_lines:
+                raise ServiceUnavailable(f"the archive has {num_told} of {batch.num_lines} requests")
             for what, file in (("output", output), ("errors", errors)):
                 if file.num_bytes:
                     name = f"{batch.batch_id}_{what}.jsonl"
@@ -317,32 +329,40 @@ class Batches:
                 batch,
                 stage=Stage.ENDED,
                 num_done=num_done,
-                num_failed=num_failed,
+                num_failed=batch.num_lines - num_done,
                 has_output=bool(output.num_bytes),
                 has_errors=bool(errors.num_bytes),
                 ending=ending if num_done < batch.num_lines else "",
             )
         await self._finish(owner, ended)
-        get_logger().info("batch.ended", batch_id=batch.batch_id, num_done=num_done, num_failed=num_failed)
+        get_logger().info("batch.ended", batch_id=batch.batch_id, num_done=num_done, num_failed=ended.num_failed)
 
     async def _write_jobs(
         self, archive: ArchiveClient, batch: HttpBatch, model: str, output: NewFile, errors: NewFile, ending: str
-    ) -> tuple[int, int]:
-        """How many were done, and how many were not. Raises `ServiceUnavailable` for one that has not ended."""
-        num_done = num_failed = 0
+    ) -> tuple[int, set[str]]:
+        """How many were done, and the names of all. Raises `ServiceUnavailable` for one that has not ended."""
+        num_done, names = 0, set[str]()
         async with aclosing(archive.jobs(batch.key)) as jobs:
             async for job in jobs:
                 if not job.state.is_terminal:
                     raise ServiceUnavailable(f"the archive still has {job.custom_id!r} as {job.state}")
+                names.add(job.custom_id)
                 if job.state is JobState.DONE:
                     num_done += 1
                     line = answer_line(batch.batch_id, job, await _captions(archive, batch, job), model)
                     await asyncio.to_thread(output.write, line)
                 else:
-                    num_failed += 1
                     line = job_error_line(batch.batch_id, job, f"batch_{ending or Ending.CANCELLED}")
                     await asyncio.to_thread(errors.write, line)
-        return num_done, num_failed
+        return num_done, names
+
+    def _write_left(self, owner: str, batch: HttpBatch, names: set[str], errors: NewFile, ending: str) -> None:
+        """The lines of requests that the archive never had, where their file is still there."""
+        with suppress(ApiError), self._input(owner, batch) as file, self._lines(file) as lines:
+            for line in lines:
+                if isinstance(line, BatchLine) and line.custom_id not in names:
+                    name = f"{batch.batch_id}-{line.number}"
+                    errors.write(never_run_line(name, line.custom_id, f"batch_{ending}"))
 
 
 async def _tried(work: Awaitable[object], **about: str) -> None:

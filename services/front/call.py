@@ -39,6 +39,8 @@ class Call:
     """Of the answer; 0: it has not begun."""
     is_read: bool = False
     """The body has come to its end."""
+    is_answered: bool = False
+    """So has the answer: that nobody waits any longer is then no news."""
     kind: str = ""
     """Of the answer's content."""
     measured: Mapping[str, float] = field(default_factory=dict)
@@ -79,6 +81,7 @@ class Call:
     async def body(self, data: bytes, *, is_last: bool = False) -> None:
         """A piece of the answer."""
         await self.send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        self.is_answered = is_last
 
     async def answer(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         """The whole answer, as JSON."""
@@ -97,8 +100,9 @@ class Call:
             nonlocal is_gone
             while (await self.receive())["type"] != "http.disconnect":
                 pass
-            is_gone = True
-            working.cancel()
+            if not self.is_answered:
+                is_gone = True
+                working.cancel()
 
         watching = asyncio.create_task(watch())
         try:

@@ -235,11 +235,18 @@ def _url(said: Any, param: str, known: set[str]) -> Any:
 
 
 def _file(url: str, param: str) -> RemoteFile:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # such as a host that begins with a bracket
+        raise _no_file(param) from None
     path = unquote(parts.path)
     if parts.netloc not in ("", "localhost") or not path.startswith("/") or "\0" in path:
-        raise ApiError(f"{param} must be of the form file:///PATH", param=param)
+        raise _no_file(param)
     return RemoteFile(path)
+
+
+def _no_file(param: str) -> ApiError:
+    return ApiError(f"{param} must be of the form file:///PATH", param=param)
 
 
 def _words(value: Any, param: str, asked: Asked) -> str:

@@ -1,6 +1,7 @@
 """JPEG pictures as the frames of a video, byte by byte as they are: an AVI of Motion JPEG. Nothing is decoded here, so
 pictures of strangers are parsed by the gateway's confined process alone."""
 
+import shutil
 import struct
 from collections.abc import Sequence
 from typing import IO
@@ -49,7 +50,7 @@ def frame_windows(spool: IO[bytes], frames: Sequence[Media]) -> list[Window]:
 def write_avi(frames: Sequence[Window], frames_per_second: float, output: IO[bytes], param: str) -> None:
     """Writes the video. Raises `ApiError` for pictures that are no JPEGs of one size."""
     width, height = _common_size(frames, param)
-    lengths = [_length(frame) for frame in frames]
+    lengths = [frame.num_bytes for frame in frames]
     movi = 4 + sum(8 + length + length % 2 for length in lengths)
     header = _header(width, height, frames_per_second, len(frames), max(lengths))
     index = b"".join(_index_entries(lengths))
@@ -60,7 +61,7 @@ def write_avi(frames: Sequence[Window], frames_per_second: float, output: IO[byt
     for frame, length in zip(frames, lengths, strict=True):
         output.write(b"00dc" + struct.pack("<I", length))
         frame.seek(0)
-        output.write(frame.read())
+        shutil.copyfileobj(frame, output)
         output.write(b"\0" * (length % 2))
     output.write(b"idx1" + struct.pack("<I", len(index)) + index)
 
@@ -77,11 +78,6 @@ def _common_size(frames: Sequence[Window], param: str) -> tuple[int, int]:
     if len(sizes) > 1:
         raise ApiError("the frames differ in size; scale them to one", param=param, code="unreadable_media")
     return sizes.pop()
-
-
-def _length(frame: Window) -> int:
-    frame.seek(0)
-    return len(frame.read())
 
 
 def _index_entries(lengths: Sequence[int]) -> list[bytes]:
@@ -101,7 +97,8 @@ def _header(width: int, height: int, rate: float, num_frames: int, largest: int)
     stream = b"vidsMJPG" + struct.pack(
         "<IHHIIIIIIIIHHHH", 0, 0, 0, 0, scale, per_scale, 0, num_frames, largest, 0xFFFFFFFF, 0, 0, 0, width, height
     )
-    picture = struct.pack("<IiiHH4sIiiII", 40, width, height, 1, 24, b"MJPG", width * height * 3, 0, 0, 0, 0)
+    num_bytes = min(width * height * 3, 2**32 - 1)  # nobody reads it, and a JPEG may say 65,535 squared
+    picture = struct.pack("<IiiHH4sIiiII", 40, width, height, 1, 24, b"MJPG", num_bytes, 0, 0, 0, 0)
     strl = _list(b"strl", _chunk(b"strh", stream) + _chunk(b"strf", picture))
     return _list(b"hdrl", _chunk(b"avih", main) + strl)
 

@@ -49,10 +49,14 @@ class Gateways:
         self._channels = [self._base.channel, *self._base.others]
         self._away: set[grpc.aio.Channel] = set()
         """To gateways that did not answer lately."""
+        self._looks = set[asyncio.Task[GatewayInfo | SlipstreamError]]()
+        """At what one gateway says; one may go on when another's answer has been taken."""
         self._next = 0
         self._model_name = config.model_name
         self._info: GatewayInfo | None = None
-        self._info_at = 0.0
+        self._info_at = self._failed_at = 0.0
+        self._failure = ""
+        """Why no gateway answered at that time."""
         self._asking = asyncio.Lock()
 
     def connection(self, token: str) -> Connection:
@@ -71,10 +75,18 @@ class Gateways:
         return ArchiveClient(self.connection(token))
 
     async def info(self, token: str) -> GatewayInfo:
-        """What is served. Raises `ServiceUnavailable` where no gateway answers, or what the gateway says."""
+        """What is served. Raises `ServiceUnavailable` where no gateway answers, also to those who waited for that
+        meanwhile, or what the gateway says."""
+        came_at = time.monotonic()
         async with self._asking:
             if self._info is None or time.monotonic() - self._info_at > INFO_S:
-                self._info = await self._ask_all(token)
+                if self._failure and self._failed_at >= came_at:
+                    raise ServiceUnavailable(self._failure)
+                try:
+                    self._info = await self._ask_all(token)
+                except ServiceUnavailable as error:
+                    self._failure, self._failed_at = str(error), time.monotonic()
+                    raise
                 self._info_at = time.monotonic()
             return self._info
 
@@ -97,17 +109,35 @@ class Gateways:
 
     async def close(self) -> None:
         """Ends what runs."""
+        for look in self._looks:
+            look.cancel()
+        await asyncio.gather(*self._looks, return_exceptions=True)
         await self._base.close()
 
     async def _ask_all(self, token: str) -> GatewayInfo:
-        """What one of them says; which do not answer is remembered."""
-        answers = await self._answers(token)
-        self._away = {channel for channel, said in answers.items() if isinstance(said, ServiceUnavailable)}
-        for said in sorted(answers.values(), key=lambda said: isinstance(said, SlipstreamError)):
-            if isinstance(said, SlipstreamError):
-                raise said
+        """What one of them says. Those that did not answer lately are waited for where no other one answers."""
+        metadata = token_metadata(self._addresses[0], self._security, token)
+        looks = {channel: self._look(Connection(channel, metadata)) for channel in self._channels}
+        there = [look for channel, look in looks.items() if channel not in self._away]
+        for some in (there, list(looks.values())):
+            for said in await asyncio.gather(*some):
+                if not isinstance(said, SlipstreamError):
+                    return said
+        raise next(said for look in looks.values() if isinstance(said := look.result(), SlipstreamError))
+
+    def _look(self, connection: Connection) -> "asyncio.Task[GatewayInfo | SlipstreamError]":
+        """Remembers whether the gateway answers."""
+
+        async def look() -> GatewayInfo | SlipstreamError:
+            said = await _info_or_error(connection)
+            note = self._away.add if isinstance(said, ServiceUnavailable) else self._away.discard
+            note(connection.channel)
             return said
-        raise AssertionError("there is at least one gateway")
+
+        task = asyncio.create_task(look())
+        self._looks.add(task)
+        task.add_done_callback(self._looks.discard)
+        return task
 
     async def _answers(self, token: str) -> dict[grpc.aio.Channel, GatewayInfo | SlipstreamError]:
         metadata = token_metadata(self._addresses[0], self._security, token)

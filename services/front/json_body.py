@@ -15,12 +15,16 @@ from slipstream.services.front.api_errors import ApiError, too_large
 IN_MEMORY_BYTES = 256 * 1024
 """Media beyond this of one body go to disk."""
 MAX_VALUES = 100_000
-"""Values of one body: a few bytes each on the wire, and some hundred in memory."""
+"""Values of one body: a few bytes each on the wire, and some hundred in memory. One string may have so many
+frames, too."""
 MAX_HEAD_BYTES = 256
 """Of a `data:` string, before its content."""
 _HEAD = re.compile(rb"data:([A-Za-z0-9.+/-]*)((?:;[A-Za-z0-9=._-]+)*);base64,")
 _QUOTE_OR_ESCAPE = re.compile(rb'["\\]')
 _COMMAS = re.compile(rb",")
+_ESCAPE = re.compile(rb"\\(?:u[0-9A-Fa-f]{4}|/)")
+_HEX_DIGITS = tuple(bytes([digit]) for digit in b"0123456789abcdefABCDEF")
+_LONG_ESCAPE = len(rb"\u002B")
 FRAMES_TYPE = "video/jpeg"
 """Frames one after the other in one string, parted by commas."""
 
@@ -70,6 +74,8 @@ class _Decoder:
             self._media.error = "its base64 has a length that cannot be"
         if not self._media.error and self._media.end == (self._media.ends or [self._media.start])[-1]:
             self._media.error = "it has no bytes"
+        if len(self._media.ends) >= MAX_VALUES:
+            raise too_large(f"a string of media has more than {MAX_VALUES} frames")
         self._media.ends.append(self._media.end)
         self._left, self._is_padded = b"", False
 
@@ -116,7 +122,8 @@ class JsonBody:
         self._in_string = False
         self._string_start = 0
         """Where the string that is open begins in `_json`, behind its quote; -1 where its head has been looked at."""
-        self._is_escaped = False
+        self._escape = b""
+        """What was read of one that is not whole; empty: none is open."""
         self._decoder: _Decoder | None = None
         self._last = Media("", 0)
         """Of the media; each begins where the one before it ends."""
@@ -174,10 +181,8 @@ class JsonBody:
 
     def _in_text(self, data: bytes, start: int) -> int:
         """Inside a string; the position behind what was taken."""
-        if self._is_escaped:
-            self._is_escaped = False
-            self._take(data[start : start + 1] if self._decoder is None or data[start : start + 1] == b"/" else b"\\")
-            return start + 1
+        if self._escape:
+            return self._in_escape(data, start)
         found = _QUOTE_OR_ESCAPE.search(data, start)
         end = found.start() if found else len(data)
         self._take(data[start:end])
@@ -186,10 +191,20 @@ class JsonBody:
         if found[0] == b'"':
             self._end_string()
         else:
-            self._is_escaped = True
-            if self._decoder is None:
-                self._json += b"\\"
+            self._escape = b"\\"
         return end + 1
+
+    def _in_escape(self, data: bytes, start: int) -> int:
+        """Behind a backslash. An escape is taken as a whole, wherever the text is cut."""
+        character = data[start : start + 1]
+        if len(self._escape) == 1 or character in _HEX_DIGITS:
+            self._escape += character
+            start += 1
+            if self._escape.startswith(b"\\u") and len(self._escape) < _LONG_ESCAPE:
+                return start
+        escape, self._escape = self._escape, b""
+        self._take(escape if self._decoder is None else _plain(escape))
+        return start
 
     def _take(self, text: bytes) -> None:
         if self._decoder is not None:
@@ -202,7 +217,7 @@ class JsonBody:
     def _look_at_head(self) -> None:
         """Whether the string is media, once enough of it is there."""
         start, self._string_start = self._string_start, -1
-        said = bytes(self._json[start:]).replace(b"\\/", b"/")
+        said = _ESCAPE.sub(lambda found: _plain(found[0]), bytes(self._json[start:]))
         head = _HEAD.match(said)
         if head is None:
             return
@@ -230,6 +245,11 @@ class Window:
         self._file, self._start, self._end = file, start, end
         self._position = start
 
+    @property
+    def num_bytes(self) -> int:
+        """From its start to its end."""
+        return self._end - self._start
+
     def read(self, size: int = -1, /) -> bytes:
         """At most `size` bytes; none at the end."""
         left = max(self._end - self._position, 0)
@@ -250,6 +270,15 @@ class Window:
     def seekable(self) -> bool:
         """Yes."""
         return True
+
+
+def _plain(escape: bytes) -> bytes:
+    """What an escape stands for, where that may occur in a `data:` URL: some clients write `\\/`, others `\\u002B` for
+    a plus. All else stays as it is, and is no base64."""
+    if escape == rb"\/":
+        return b"/"
+    is_plain = len(escape) == _LONG_ESCAPE and escape.startswith(rb"\u00") and escape[4:5] < b"8"
+    return bytes([int(escape[4:], 16)]) if is_plain else escape
 
 
 def _refuse_constant(name: str) -> Any:

@@ -1,7 +1,8 @@
 """Batches with documents in them, and batches that this server itself fails in."""
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from slipstream.rpc.v1 import archive_pb2 as pb
 from slipstream.rpc.v1 import gateway_pb2
 from slipstream.services.front import batch_lines, batches
 from slipstream.services.front.batch_lines import BatchLine, ItemMaker
-from slipstream.services.front.batch_records import HttpBatch
+from slipstream.services.front.batch_records import HttpBatch, Stage
 from tests.cli.fake_archive import NUM_PAGES, Context, FakeArchive
 from tests.front.conftest import jpeg
 from tests.front.test_openai_batches import CHAT_ENDPOINT, DAY, ended, lines_of, opened
@@ -28,12 +29,23 @@ MODEL = "big"
 
 
 class ReadingArchive(FakeArchive):
-    """One whose gateway has a reader, which may fail to cancel, and whose jobs may run again for `reruns` looks."""
+    """One whose gateway has a reader, which may fail to cancel, whose jobs may run again for `reruns` looks, and which
+    may have no more room after the first call."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cancel_faults: list[grpc.StatusCode] = []
         self.reruns = 0
+        self.is_filled_at_once = False
+
+    async def SubmitBatch(
+        self, request_iterator: AsyncIterator[pb.SubmitBatchRequest], context: Context
+    ) -> pb.SubmitBatchResponse:
+        try:
+            return await super().SubmitBatch(request_iterator, context)
+        finally:
+            if self.is_filled_at_once:
+                self.room = 0
 
     async def CancelBatch(self, request: pb.CancelBatchRequest, context: Context) -> pb.Batch:
         if self.cancel_faults:
@@ -135,6 +147,56 @@ async def test_documents_are_handed_in_as_such(archive: ReadingArchive, tmp_path
     assert by_id["refused, too"]["body"]["error"]["param"] == "slipstream.ocr_dpi"
 
 
+@pytest.mark.parametrize("part", [clip("file://[")])
+async def test_a_request_that_is_nonsense_fails_alone(
+    archive: ReadingArchive, tmp_path: Path, part: dict[str, Any]
+) -> None:
+    batch, lines = await run(archive, tmp_path, batch_line("odd", asked_of(part)), batch_line("a", asked_of(clip())))
+    assert (batch.status, batch.errors, batch.request_counts.failed) == ("completed", None, 1)
+    assert {line["custom_id"]: line["response"]["status_code"] for line in lines} == {"odd": 400, "a": 200}
+
+
+async def test_the_size_that_a_picture_claims_is_the_gateways_to_judge(archive: ReadingArchive, tmp_path: Path) -> None:
+    part = {"type": "video", "video": [data_url(jpeg(9).replace(b"\0\x30\0\x40", b"\xff\xff\xff\xff"), "image/jpeg")]}
+    batch, lines = await run(archive, tmp_path, batch_line("vast", asked_of(part)), batch_line("a", asked_of(clip())))
+    assert (batch.status, batch.errors) == ("completed", None) and len(lines) == 2
+
+
+async def test_another_front_that_hands_in_the_same_leaves_its_refusals_alone(
+    archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It read the record before all was handed in, and waits for room when the first one writes out."""
+    monkeypatch.setattr(batches, "LOOK_S", 0.01)
+    check, write_out, has_begun = batches.Batches._check, batches.Batches._write_out, threading.Event()
+    fronts = list[batches.Batches]()
+
+    def checked_in_turn(self: batches.Batches, owner: str, batch: HttpBatch) -> Any:
+        fronts.append(self)
+        if self is fronts[0]:
+            assert has_begun.wait(60)
+        else:
+            has_begun.set()
+            while self.records.get(owner, batch.batch_id).stage is Stage.VALIDATING:
+                time.sleep(0.01)
+        return check(self, owner, batch)
+
+    async def written_late(self: batches.Batches, *about: Any) -> None:
+        await eventually(lambda: full.submits > 0)
+        await write_out(self, *about)
+
+    monkeypatch.setattr(batches.Batches, "_check", checked_in_turn)
+    monkeypatch.setattr(batches.Batches, "_write_out", written_late)
+    lines = [batch_line("refused", asked_of(clip(), pages="1")), batch_line("a", asked_of(clip()))]
+    with ReadingArchive() as full:
+        full.refusals, full.room = [grpc.StatusCode.RESOURCE_EXHAUSTED] * 10**5, 0
+        async with front_at(archive.address, data=str(tmp_path)) as address, client_of(address) as client:
+            batch = await opened(client, lines)
+            async with front_at(full.address, data=str(tmp_path)):
+                batch = await ended(client, batch)
+            refused = await lines_of(client, batch.error_file_id)
+    assert batch.request_counts.failed == 1 and [line["custom_id"] for line in refused] == ["refused"]
+
+
 async def test_a_fault_of_this_server_ends_the_batch(
     archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +255,31 @@ async def test_a_batch_that_waits_for_room_ends_when_it_is_to(
     assert batch.status == status and batch.request_counts.failed == len(lines)
     assert all(handed_in.cancelled for handed_in in archive.batches.values())
     assert not list((tmp_path / "media").iterdir())
+
+
+@pytest.mark.parametrize("status", ["cancelled", "expired"])
+async def test_what_was_done_before_all_was_handed_in_is_written_out(
+    archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    """There is room for one request and, while the batch waits for more, that one is done."""
+    monkeypatch.setattr(batches, "LOOK_S", 0.01)
+    archive.refusals, archive.is_filled_at_once = [grpc.StatusCode.RESOURCE_EXHAUSTED] * 10**5, True
+    names = ("done", "never run", "nor this")
+    async with front_at(archive.address, data=str(tmp_path)) as address, client_of(address) as client:
+        batch = await opened(client, [batch_line(name, asked_of(clip())) for name in names])
+        await eventually(lambda: archive.submits > 1)
+        if status == "cancelled":
+            await client.batches.cancel(batch.id)
+        else:
+            two_days_later(monkeypatch)
+        batch = await ended(client, batch)
+        output, left = [await lines_of(client, file_id) for file_id in (batch.output_file_id, batch.error_file_id)]
+    counts = batch.request_counts
+    assert (batch.status, counts.total, counts.completed, counts.failed) == (status, 3, 1, 2)
+    assert [line["custom_id"] for line in output] == ["done"]
+    assert [(line["custom_id"], line["error"]["code"]) for line in left] == [
+        (name, f"batch_{status}") for name in names[1:]
+    ]
 
 
 async def test_the_same_request_again_leaves_running_jobs_alone(

@@ -1,6 +1,8 @@
 """Pictures as a video: the decoder sees each of them, and what is no picture is refused by its number."""
 
 import io
+import tracemalloc
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,8 @@ from slipstream.services.front.json_body import Window
 from slipstream.video.decode import sample_video
 from slipstream.video.messages import DecodeLimits
 from tests.front.conftest import jpeg
+
+MIB = 1024**2
 
 
 def windows(pictures: list[bytes]) -> list[Window]:
@@ -40,6 +44,17 @@ def test_what_is_no_picture_of_that_size(pictures: list[bytes]) -> None:
     with pytest.raises(ApiError) as refused:
         write_avi(windows(pictures), 2.0, io.BytesIO(), "video")
     assert refused.value.param == "video" and refused.value.code == "unreadable_media"
+
+
+def test_a_large_picture_is_not_held_in_memory(tmp_path: Path) -> None:
+    with (tmp_path / "spool").open("w+b") as spool, (tmp_path / "video").open("w+b") as output:
+        spool.write(jpeg(5) + bytes(64 * MIB))
+        picture = Window(spool, 0, spool.tell())
+        tracemalloc.start()
+        write_avi([picture], 2.0, output, "video")
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 8 * MIB and output.tell() > 64 * MIB
 
 
 def test_sizes() -> None:

@@ -4,6 +4,7 @@ fail in their middle, gateways that are away."""
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,20 @@ async def test_who_goes_ends_the_caption(gateway: FakeGateway) -> None:
         await eventually(lambda: gateway.received == HANG)
         writer.transport.abort()
         await eventually(gateway.cancelled.is_set)
+
+
+async def test_only_who_goes_first_is_counted_as_gone(gateway: FakeGateway) -> None:
+    async with front_at(gateway.address) as address:
+        for fields in ({}, {"stream": True}):
+            await raw(address, post(CHAT, body_of(GOOD, **fields)))
+        async with streamed(address, HANG) as reader:
+            await reader.readuntil(b"A red")
+        counted: dict[str, str] = {}
+        while sum(float(number) for number in counted.values()) < 3:
+            figures = await raw(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            found = re.findall(rf'http_requests_total{{endpoint="{CHAT}",status="(\d+)"}} (\S+)', figures.decode())
+            counted = dict(found)
+    assert counted == {"200": "2.0", "499": "1.0"}
 
 
 async def test_a_front_that_ends_says_so(gateway: FakeGateway) -> None:
