@@ -6,14 +6,13 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import AbstractContextManager, aclosing, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from slipstream.archive.messages import Batch, BatchOptions, Job, Submitted
-from slipstream.archive.queue import BatchState, JobState, UnknownBatch
-from slipstream.client.archive_client import ArchiveClient
+from slipstream.archive.messages import Batch, BatchOptions, Submitted
+from slipstream.archive.queue import BatchState, UnknownBatch
 from slipstream.errors import (
     InvalidConfig,
     InvalidRequest,
@@ -25,7 +24,6 @@ from slipstream.errors import (
     VideoNotFound,
 )
 from slipstream.logs import get_logger
-from slipstream.messages import Caption
 from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.batch_lines import (
     MAX_TOLD,
@@ -34,11 +32,9 @@ from slipstream.services.front.batch_lines import (
     BatchLine,
     ItemMaker,
     LineFault,
-    answer_line,
-    job_error_line,
-    never_run_line,
     read_lines,
 )
+from slipstream.services.front.batch_output import copy_lines, write_jobs, write_left
 from slipstream.services.front.batch_records import BatchRecords, Ending, HttpBatch, Stage, written_whole
 from slipstream.services.front.config import FrontConfig
 from slipstream.services.front.file_store import OUTPUT, FileStore, NewFile
@@ -312,9 +308,9 @@ class Batches:
             refused = self.records.refusals(owner, batch.batch_id)
             num_done, names = 0, set[str]()
             if batch.num_refused:
-                await asyncio.to_thread(_copy, refused, errors)
+                await asyncio.to_thread(copy_lines, refused, errors)
             if batch.num_refused < batch.num_lines:
-                num_done, names = await self._write_jobs(archive, batch, model, output, errors, ending)
+                num_done, names = await write_jobs(archive, batch, model, output, errors, ending)
             num_told = batch.num_refused + len(names)
             if batch.handed_in_s is None:
                 await asyncio.to_thread(self._write_left, owner, batch, names, errors, ending)
@@ -337,32 +333,10 @@ class Batches:
         await self._finish(owner, ended)
         get_logger().info("batch.ended", batch_id=batch.batch_id, num_done=num_done, num_failed=ended.num_failed)
 
-    async def _write_jobs(
-        self, archive: ArchiveClient, batch: HttpBatch, model: str, output: NewFile, errors: NewFile, ending: str
-    ) -> tuple[int, set[str]]:
-        """How many were done, and the names of all. Raises `ServiceUnavailable` for one that has not ended."""
-        num_done, names = 0, set[str]()
-        async with aclosing(archive.jobs(batch.key)) as jobs:
-            async for job in jobs:
-                if not job.state.is_terminal:
-                    raise ServiceUnavailable(f"the archive still has {job.custom_id!r} as {job.state}")
-                names.add(job.custom_id)
-                if job.state is JobState.DONE:
-                    num_done += 1
-                    line = answer_line(batch.batch_id, job, await _captions(archive, batch, job), model)
-                    await asyncio.to_thread(output.write, line)
-                else:
-                    line = job_error_line(batch.batch_id, job, f"batch_{ending or Ending.CANCELLED}")
-                    await asyncio.to_thread(errors.write, line)
-        return num_done, names
-
     def _write_left(self, owner: str, batch: HttpBatch, names: set[str], errors: NewFile, ending: str) -> None:
         """The lines of requests that the archive never had, where their file is still there."""
         with suppress(ApiError), self._input(owner, batch) as file, self._lines(file) as lines:
-            for line in lines:
-                if isinstance(line, BatchLine) and line.custom_id not in names:
-                    name = f"{batch.batch_id}-{line.number}"
-                    errors.write(never_run_line(name, line.custom_id, f"batch_{ending}"))
+            write_left(lines, batch, names, errors, ending)
 
 
 async def _tried(work: Awaitable[object], **about: str) -> None:
@@ -397,15 +371,3 @@ def _fault(error: Exception, batch: HttpBatch) -> BadLine:
 def line_number(line: object) -> int:
     """Of a line, good or bad."""
     return int(getattr(line, "number", 0) or getattr(line, "line", 0))
-
-
-async def _captions(archive: ArchiveClient, batch: HttpBatch, job: Job) -> list[Caption]:
-    if job.kind.has_parts:
-        return [part.caption async for part in archive.parts(batch.key, job) if part.caption is not None]
-    return [] if job.caption is None else [job.caption]
-
-
-def _copy(source: Path, target: NewFile) -> None:
-    with source.open("rb") as file:
-        while data := file.read(1024 * 1024):
-            target.write(data)

@@ -15,7 +15,7 @@ from slipstream.archive.records import batch_of, job_of, part_of
 from slipstream.captioning.config import GatewayConfig
 from slipstream.errors import InvalidConfig, InvalidRequest, Overloaded, ProtocolViolation, ServiceUnavailable
 from slipstream.rpc import archive_codec as codec
-from slipstream.rpc.guards import IdleLimit
+from slipstream.rpc.message_limits import IdleLimit
 from slipstream.rpc.security import current_owner, current_rights
 from slipstream.rpc.tracing import Tracing
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc

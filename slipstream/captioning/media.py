@@ -22,7 +22,7 @@ from slipstream.errors import LimitExceeded, Overloaded, SlipstreamError, Unread
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.objects.store import is_remote_object
 from slipstream.rpc.callers import Places
-from slipstream.rpc.guards import steady
+from slipstream.rpc.message_limits import steady
 from slipstream.video.film_cuts import SHOT_PIECE_S, Cut, FoundShots, warn_short
 from slipstream.video.messages import DecodeLimits, DecodeRequest, Planned, SampledVideo, Window
 from slipstream.video.paths import open_video_path, root_of

@@ -14,7 +14,7 @@ import pytest
 from slipstream.errors import ServiceUnavailable
 from slipstream.rpc.v1 import archive_pb2 as pb
 from slipstream.rpc.v1 import gateway_pb2
-from slipstream.services.front import batch_lines, batches
+from slipstream.services.front import batch_lines, batch_output, batches
 from slipstream.services.front.batch_lines import BatchLine, ItemMaker
 from slipstream.services.front.batch_records import HttpBatch, Stage
 from tests.cli.fake_archive import NUM_PAGES, Context, FakeArchive
@@ -335,7 +335,7 @@ async def test_a_fault_at_the_end_ends_the_batch_too(
     archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "LOOK_S", 0.01)
-    monkeypatch.setattr(batches, "answer_line", lambda *answer: 1 // 0)
+    monkeypatch.setattr(batch_output, "answer_line", lambda *answer: 1 // 0)
     batch, _ = await run(archive, tmp_path, batch_line("a", asked_of(clip())))
     assert batch.status == "failed" and batch.errors.data[0].code == "server_error"
 

@@ -15,7 +15,8 @@ from slipstream import errors
 from slipstream.errors import SlipstreamError
 from slipstream.rpc.calls import open_channel, request_metadata
 from slipstream.rpc.grpc_options import SERVER_OPTIONS
-from slipstream.rpc.guards import MAX_DETAILS_CHARS, AnswerErrors, _write
+from slipstream.rpc.guards import MAX_DETAILS_CHARS, AnswerErrors
+from slipstream.rpc.message_limits import write
 from slipstream.rpc.server import Lifecycle, _run
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from tests.test_config import Config
@@ -150,7 +151,7 @@ async def test_a_caller_that_dies_while_it_is_answered_has_ended_its_call() -> N
 
     context: Any = Gone()
     with pytest.raises(asyncio.CancelledError):
-        await _write(context, common_pb2.ModelInfo())
+        await write(context, common_pb2.ModelInfo())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,58 @@
+"""What is written of a batch that has ended: a line of the output or of the errors for each request."""
+
+import asyncio
+from collections.abc import Container, Iterable
+from contextlib import aclosing
+from pathlib import Path
+
+from slipstream.archive.messages import Job
+from slipstream.archive.queue import JobState
+from slipstream.client.archive_client import ArchiveClient
+from slipstream.errors import ServiceUnavailable
+from slipstream.messages import Caption
+from slipstream.services.front.batch_lines import BadLine, BatchLine, answer_line, job_error_line, never_run_line
+from slipstream.services.front.batch_records import Ending, HttpBatch
+from slipstream.services.front.file_store import NewFile
+
+
+async def write_jobs(
+    archive: ArchiveClient, batch: HttpBatch, model: str, output: NewFile, errors: NewFile, ending: str
+) -> tuple[int, set[str]]:
+    """How many were done, and the names of all. Raises `ServiceUnavailable` for one that has not ended."""
+    num_done, names = 0, set[str]()
+    async with aclosing(archive.jobs(batch.key)) as jobs:
+        async for job in jobs:
+            if not job.state.is_terminal:
+                raise ServiceUnavailable(f"the archive still has {job.custom_id!r} as {job.state}")
+            names.add(job.custom_id)
+            if job.state is JobState.DONE:
+                num_done += 1
+                line = answer_line(batch.batch_id, job, await _captions(archive, batch, job), model)
+                await asyncio.to_thread(output.write, line)
+            else:
+                line = job_error_line(batch.batch_id, job, f"batch_{ending or Ending.CANCELLED}")
+                await asyncio.to_thread(errors.write, line)
+    return num_done, names
+
+
+def write_left(
+    lines: Iterable[BatchLine | BadLine], batch: HttpBatch, names: Container[str], errors: NewFile, ending: str
+) -> None:
+    """An error for each request of these whose name is not among `names`: it was never run."""
+    for line in lines:
+        if isinstance(line, BatchLine) and line.custom_id not in names:
+            name = f"{batch.batch_id}-{line.number}"
+            errors.write(never_run_line(name, line.custom_id, f"batch_{ending}"))
+
+
+async def _captions(archive: ArchiveClient, batch: HttpBatch, job: Job) -> list[Caption]:
+    if job.kind.has_parts:
+        return [part.caption async for part in archive.parts(batch.key, job) if part.caption is not None]
+    return [] if job.caption is None else [job.caption]
+
+
+def copy_lines(source: Path, target: NewFile) -> None:
+    """All of the file behind what is there."""
+    with source.open("rb") as file:
+        while data := file.read(1024 * 1024):
+            target.write(data)

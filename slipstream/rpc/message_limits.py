@@ -1,0 +1,126 @@
+"""Time limits of a call's messages: who sends them and who takes them may pause, but not for ever."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from slipstream.errors import DeadlineExceeded, SessionIdle
+
+T = TypeVar("T")
+SESSION_IDLE = "the session gave up its place; open it again, or raise --idle-timeout-s"
+
+
+class IdleLimit(AsyncIterator[T], Generic[T]):
+    """The same messages. Time counts only while somebody waits for the next.
+
+    Args:
+        idle_timeout_s: longest pause; after it `anext` raises `SessionIdle`.
+        advice: what that means for the caller, and what to do.
+    """
+
+    def __init__(self, messages: AsyncIterator[T], idle_timeout_s: float, advice: str = SESSION_IDLE) -> None:
+        self._messages = aiter(messages)
+        self._idle_timeout_s = idle_timeout_s
+        self._advice = advice
+
+    async def __anext__(self) -> T:
+        limit = asyncio.timeout(self._idle_timeout_s)
+        try:
+            async with limit:
+                return await anext(self._messages)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise SessionIdle(f"nothing was said for {self._idle_timeout_s:g} s, so {self._advice}") from None
+
+
+async def steady(chunks: AsyncIterator[bytes], idle_s: float, least_rate: float) -> AsyncIterator[bytes]:
+    """The chunks of an upload that goes on. Raises `SessionIdle` after a pause of `idle_s`, or when they come with less
+    than `least_rate` bytes a second; time counts only while the next is awaited."""
+    clock = asyncio.get_running_loop().time
+    patient = IdleLimit(chunks, idle_s, "the upload was ended; send it in smaller chunks, or raise --upload-idle-s")
+    waited_s, num_bytes = 0.0, 0
+    while True:
+        since = clock()
+        chunk = await anext(patient, None)
+        if chunk is None:
+            return
+        waited_s += clock() - since
+        num_bytes += len(chunk)
+        if num_bytes < least_rate * (waited_s - idle_s):
+            raise SessionIdle(
+                f"{num_bytes} bytes of the upload came in {waited_s:.0f} s, and this server ends one of less than"
+                f" {least_rate:g} bytes a second (--min-upload-rate)"
+            )
+        yield chunk
+
+
+class Arrivals:
+    """Calls whose first message has not come yet. Each has `limit_s`; beyond `most` of them the oldest has no more."""
+
+    def __init__(self, limit_s: float, most: int) -> None:
+        self.limit_s = limit_s
+        self._most = most
+        self._waiting: dict[asyncio.Timeout, None] = {}
+
+    async def first(self, messages: AsyncIterator[T]) -> T:
+        """The first message. Raises `DeadlineExceeded`, or StopAsyncIteration where there is none."""
+        limit = asyncio.timeout(self.limit_s)
+        try:
+            async with limit:
+                self._waiting[limit] = None
+                if len(self._waiting) > self._most:
+                    self._end_oldest()
+                return await anext(messages)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DeadlineExceeded(
+                f"the call was opened and nothing was sent on it, for which a caller has {self.limit_s:g} s, or less"
+                " where many do so"
+            ) from None
+        finally:
+            self._waiting.pop(limit, None)
+
+    def _end_oldest(self) -> None:
+        oldest = next(iter(self._waiting))
+        del self._waiting[oldest]
+        if not oldest.expired():
+            oldest.reschedule(0)
+
+
+class Requests(AsyncIterator[T], Generic[T]):
+    """The messages of a call, the first of which must come soon."""
+
+    def __init__(self, messages: AsyncIterator[T], arrivals: Arrivals) -> None:
+        self._messages = messages
+        self._arrivals: Arrivals | None = arrivals
+
+    async def __anext__(self) -> T:
+        messages = aiter(self._messages)  # not before it is read: gRPC complains of one that never is
+        arrivals, self._arrivals = self._arrivals, None
+        return await (anext(messages) if arrivals is None else arrivals.first(messages))
+
+
+async def write(context: grpc.aio.ServicerContext, response: Any) -> None:
+    """A caller that dies while it is answered has ended its call; gRPC may say so by an error of its own."""
+    try:
+        await context.write(response)
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None
+
+
+async def write_steadily(context: grpc.aio.ServicerContext, responses: Iterable[Any], idle_s: float) -> None:
+    """Writes all of them. Raises `SessionIdle` when the caller takes nothing for `idle_s`; what gRPC has been given by
+    then, at most a response, it holds until the caller goes."""
+    for response in responses:
+        limit = asyncio.timeout(idle_s)
+        try:
+            async with limit:
+                await write(context, response)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise SessionIdle(f"nothing was taken for {idle_s:g} s, so the call was ended; read it on") from None
