@@ -86,6 +86,8 @@ class ScriptStore:
         except ResponseError as error:
             if not isinstance(error, NoScriptError) and not NOT_NOW.search(str(error)):
                 raise DamagedRecord(f"the queue's Redis cannot carry out {script}: {_first_sentence(error)}") from error
+            if "READONLY" in str(error):  # a server that led before; redis-py makes a broken connection to it again
+                await client.connection_pool.disconnect(inuse_connections=False)
             raise QueueUnavailable(f"the queue's Redis refuses: {_first_sentence(error)}") from None
         except DataError:
             raise

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +13,13 @@ from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from slipstream.archive import redis_failover
-from slipstream.archive.queue import BatchSpec, JobState, QueueUnavailable, SubmitOutcome
-from slipstream.archive.redis_failover import Followers, SentinelPool, Standing, connect, connect_by_sentinel
+from slipstream.archive.queue import BatchSpec, BeatAnswer, JobState, QueueUnavailable, SubmitOutcome
+from slipstream.archive.redis_failover import Followers, SentinelPool, Sentinels, Standing, connect, connect_by_sentinel
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.errors import InvalidConfig
+from slipstream.stack.redis_server import EmbeddedServer
 from tests.archive.worlds import DONE, specs
-from tests.support.redis_group import RedisGroup
+from tests.support.redis_group import HOST, RedisGroup, free_ports
 
 in_one_loop = pytest.mark.asyncio(loop_scope="module")
 
@@ -168,9 +170,9 @@ ONE, TWO = ("10.0.0.1", "6379"), ("10.0.0.2", "6379")
 class Knowing:
     """A sentinel that says where the leader is, of which failover it has heard last, and whether it sees the leader."""
 
-    def __init__(self, port: int, epoch: int, *, is_down: bool = False) -> None:
+    def __init__(self, port: int, epoch: int, *, is_down: bool = False, host: str = "10.0.0.1") -> None:
         state = {"is_master": True, "is_sdown": is_down, "is_odown": False, "num-other-sentinels": 2}
-        self._told = {"queue": state | {"ip": "10.0.0.1", "port": port, "config-epoch": epoch, "runid": ""}}
+        self._told = {"queue": state | {"ip": host, "port": port, "config-epoch": epoch, "runid": ""}}
 
     async def sentinel_masters(self) -> dict[str, dict[str, Any]]:
         return self._told
@@ -196,6 +198,34 @@ async def test_who_has_heard_of_the_latest_failover_is_believed(told: Sequence[A
             await pool.get_master_address()
     else:
         assert await pool.get_master_address() == ("10.0.0.1", port)
+
+
+async def test_a_connection_to_a_server_that_follows_now_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that its client made again to where it had been, as after a cut: it asks nobody then who leads."""
+    ports = free_ports(2)
+    leads = ports[0]
+
+    async def views(_: Sentinels, name: str) -> Sequence[Mapping[str, Any]]:
+        return [(await Knowing(leads, 1, host=HOST).sentinel_masters())[name]]
+
+    monkeypatch.setattr(Sentinels, "views", views)
+    async with contextlib.AsyncExitStack() as stack:
+        for port in ports:
+            await stack.enter_async_context(EmbeddedServer(tmp_path / str(port), port=port))
+        queue = RedisQueue("sentinel://one/queue", "followed")
+        await queue.open_batch(BatchSpec("batch"))
+        await queue.submit("batch", specs("a"))
+        (lease,) = await queue.take("worker", 1)
+        assert await queue.beat([lease], {}) == [BeatAnswer.KEEP]
+        async with Redis(port=ports[0]) as old:
+            await old.replicaof(HOST, ports[1])
+        leads = ports[1]
+        with pytest.raises(QueueUnavailable, match="READONLY"):
+            await queue.beat([lease], {})
+        assert await queue.beat([lease], {}) == [BeatAnswer.LOST]
+        await queue.close()
 
 
 async def test_a_sentinel_that_hangs_up_is_asked_once() -> None:
