@@ -47,6 +47,10 @@ class Sentinels(Sentinel):
     """Asks all sentinels at once, and believes who has heard of the latest failover: one that was away says for some
     seconds who led before, and that server, back too, would hand out what the others have given to somebody else."""
 
+    pools: Sequence["SentinelPool"] = ()
+    """That go to another server together: what one was told by the new leader the old one knows nothing of."""
+    _leader: tuple[str, int] | None = None
+
     async def views(self, name: str) -> list[Mapping[str, Any]]:
         """What each one that answers says of the group."""
         asked = await asyncio.gather(*(each.sentinel_masters() for each in self.sentinels), return_exceptions=True)
@@ -58,11 +62,18 @@ class Sentinels(Sentinel):
         latest = max((view["config-epoch"] for view in views), default=0)
         for view in views:
             if view["config-epoch"] == latest and self.check_master_state(dict(view), service_name):
-                return view["ip"], view["port"]
+                return await self._go_to((view["ip"], view["port"]))
         raise MasterNotFoundError(
             f"{len(views)} of {len(self.sentinels)} sentinels answer, and none that is up to date sees a server that"
             f" leads {service_name}"
         )
+
+    async def _go_to(self, leader: tuple[str, int]) -> tuple[str, int]:
+        if leader != self._leader:
+            self._leader = leader
+            for pool in self.pools:
+                await pool.disconnect(inuse_connections=False)
+        return leader
 
 
 class SentinelPool(SentinelConnectionPool, BlockingConnectionPool):
@@ -77,16 +88,29 @@ class SentinelPool(SentinelConnectionPool, BlockingConnectionPool):
 
 def connect(url: str, size: int, call_s: float) -> Redis:
     """At most `size` connections, made when first used; a caller waits for one for `call_s`. Raises `InvalidConfig`."""
+    return connect_each(url, {"": size}, call_s)[""]
+
+
+def connect_each(url: str, sizes: Mapping[str, int], call_s: float) -> dict[str, Redis]:
+    """Several, as of `connect`, by name. All go to the same server. Raises `InvalidConfig`."""
+    pools = {name: _pool(url, size, call_s) for name, size in sizes.items()}
+    together = [pool for pool in pools.values() if isinstance(pool, SentinelPool)]
+    for pool in together:
+        pool.sentinel_manager = together[0].sentinel_manager
+        pool.sentinel_manager.pools = together
+    return {name: Redis.from_pool(pool) for name, pool in pools.items()}
+
+
+def _pool(url: str, size: int, call_s: float) -> ConnectionPool:
     try:
         limits = {"timeout": call_s, "socket_timeout": SOCKET_S, "socket_connect_timeout": CONNECT_S}
         retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
         options = {"max_connections": size, "protocol": 2, "retry": retry, **limits}
         by_sentinel = url.startswith(SCHEME)
-        pool = (connect_by_sentinel if by_sentinel else BlockingConnectionPool.from_url)(url, **options)
+        return (connect_by_sentinel if by_sentinel else BlockingConnectionPool.from_url)(url, **options)
     except (ValueError, TypeError) as error:
         known = "redis://, rediss://, unix:// or sentinel://"
         raise InvalidConfig(f"--redis: no URL of a Redis server: {error}; use {known}") from None
-    return Redis.from_pool(pool)
 
 
 def connect_by_sentinel(url: str, **options: Any) -> ConnectionPool:
@@ -166,6 +190,10 @@ def _place(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+class LeadsNoMore(QueueUnavailable):
+    """Most sentinels do not say that the server leads which was asked: connections to it are of no use."""
+
+
 @dataclass(frozen=True)
 class Standing:
     """What a server says of itself with a write."""
@@ -204,7 +232,7 @@ class Followers:
         if not isinstance(pool, SentinelPool) or not standing.run_id:
             return  # nobody can be asked, or not by name
         if not self._is_confirmed(standing):
-            await _check_leads(standing.run_id, pool)
+            await check_leads(standing, pool)
         self._confirmed = standing
 
     def _is_confirmed(self, standing: Standing) -> bool:
@@ -224,12 +252,14 @@ class Followers:
         return False
 
 
-async def _check_leads(run_id: str, pool: SentinelPool) -> None:
-    """Raises `QueueUnavailable` where not most sentinels say so."""
+async def check_leads(standing: Standing, pool: ConnectionPool) -> None:
+    """Raises `LeadsNoMore` where not most sentinels say so of the server that says this of itself."""
+    if not isinstance(pool, SentinelPool) or not standing.run_id:
+        return
     asked = pool.sentinel_manager
-    votes = sum(view.get("runid") == run_id for view in await asked.views(pool.service_name))
+    votes = sum(view.get("runid") == standing.run_id for view in await asked.views(pool.service_name))
     if 2 * votes <= len(asked.sentinels):
-        raise QueueUnavailable(
+        raise LeadsNoMore(
             f"{votes} of {len(asked.sentinels)} sentinels say that this server leads the queue's Redis; nothing is"
             " promised, ask again"
         )
@@ -252,6 +282,7 @@ async def run_replicated(
             raise QueueUnavailable("the queue's Redis has another leader since; nothing is promised, ask again")
         standing = again
     if reached < followers.needed:
+        await check_leads(standing, client.connection_pool)  # one that was deposed may hear of it half a minute late
         raise QueueUnavailable(
             f"{reached} replicas of the queue's Redis have this write, and {followers.needed} are to have it: all that"
             f" follow, and as many as --redis-wait says ({followers.least}); nothing is promised, ask again"

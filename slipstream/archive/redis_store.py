@@ -10,7 +10,7 @@ from typing import Any
 from redis.exceptions import DataError, NoScriptError, RedisError, ResponseError
 
 from slipstream.archive.queue import DamagedRecord, QueueUnavailable
-from slipstream.archive.redis_failover import PROMISES, Followers, connect, run_replicated
+from slipstream.archive.redis_failover import PROMISES, Followers, LeadsNoMore, connect_each, run_replicated
 
 # All scripts may be repeated, so one that met a connection from before a restart is sent again at once.
 
@@ -60,7 +60,7 @@ class ScriptStore:
         self._followers = Followers(replicas)
         self.prefix = f"{{{name}}}:"
         sizes = {**WORKER_CONNECTIONS, "": connections}
-        self._clients = {use: connect(url, size, CALL_S) for use, size in sizes.items()}
+        self._clients = connect_each(url, sizes, CALL_S)
         self._scripts = {name: self._clients[""].register_script(text) for name, text in scripts.items()}
         self._on_call = on_call or (lambda script, seconds: None)
 
@@ -87,12 +87,20 @@ class ScriptStore:
             if not isinstance(error, NoScriptError) and not NOT_NOW.search(str(error)):
                 raise DamagedRecord(f"the queue's Redis cannot carry out {script}: {_first_sentence(error)}") from error
             if "READONLY" in str(error):  # a server that led before; redis-py makes a broken connection to it again
-                await client.connection_pool.disconnect(inuse_connections=False)
+                await self._ask_who_leads()
             raise QueueUnavailable(f"the queue's Redis refuses: {_first_sentence(error)}") from None
+        except LeadsNoMore:
+            await self._ask_who_leads()
+            raise
         except DataError:
             raise
         except (RedisError, OSError, TimeoutError) as error:
             raise QueueUnavailable(f"the queue's Redis is not reachable: {_first_sentence(error)}") from None
+
+    async def _ask_who_leads(self) -> None:
+        """Idle connections end, and those that take their place ask sentinels."""
+        for client in self._clients.values():
+            await client.connection_pool.disconnect(inuse_connections=False)
 
     async def close(self) -> None:
         for client in self._clients.values():

@@ -13,7 +13,7 @@ from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from slipstream.archive import redis_failover
-from slipstream.archive.queue import BatchSpec, BeatAnswer, JobState, QueueUnavailable, SubmitOutcome
+from slipstream.archive.queue import BatchSpec, BeatAnswer, JobState, Lease, QueueUnavailable, SubmitOutcome
 from slipstream.archive.redis_failover import Followers, SentinelPool, Sentinels, Standing, connect, connect_by_sentinel
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.errors import InvalidConfig
@@ -170,9 +170,11 @@ ONE, TWO = ("10.0.0.1", "6379"), ("10.0.0.2", "6379")
 class Knowing:
     """A sentinel that says where the leader is, of which failover it has heard last, and whether it sees the leader."""
 
-    def __init__(self, port: int, epoch: int, *, is_down: bool = False, host: str = "10.0.0.1") -> None:
+    def __init__(
+        self, port: int, epoch: int, *, is_down: bool = False, host: str = "10.0.0.1", run_id: str = ""
+    ) -> None:
         state = {"is_master": True, "is_sdown": is_down, "is_odown": False, "num-other-sentinels": 2}
-        self._told = {"queue": state | {"ip": host, "port": port, "config-epoch": epoch, "runid": ""}}
+        self._told = {"queue": state | {"ip": host, "port": port, "config-epoch": epoch, "runid": run_id}}
 
     async def sentinel_masters(self) -> dict[str, dict[str, Any]]:
         return self._told
@@ -200,32 +202,82 @@ async def test_who_has_heard_of_the_latest_failover_is_believed(told: Sequence[A
         assert await pool.get_master_address() == ("10.0.0.1", port)
 
 
-async def test_a_connection_to_a_server_that_follows_now_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also one that its client made again to where it had been, as after a cut: it asks nobody then who leads."""
-    ports = free_ports(2)
-    leads = ports[0]
+class TwoServers:
+    """Neither follows the other, and sentinels say of one that it leads."""
 
-    async def views(_: Sentinels, name: str) -> Sequence[Mapping[str, Any]]:
-        return [(await Knowing(leads, 1, host=HOST).sentinel_masters())[name]]
+    def __init__(self, ports: Sequence[int], run_ids: Sequence[str]) -> None:
+        self.ports = ports
+        self._run_ids = run_ids
+        self.leads = 0
 
-    monkeypatch.setattr(Sentinels, "views", views)
+    async def views(self, sentinels: Sentinels, name: str) -> Sequence[Mapping[str, Any]]:
+        told = Knowing(self.ports[self.leads], 1, host=HOST, run_id=self._run_ids[self.leads])
+        return [(await told.sentinel_masters())[name]]
+
+
+@pytest_asyncio.fixture
+async def two_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TwoServers]:
+    ports, run_ids = free_ports(2), []
     async with contextlib.AsyncExitStack() as stack:
         for port in ports:
             await stack.enter_async_context(EmbeddedServer(tmp_path / str(port), port=port))
-        queue = RedisQueue("sentinel://one/queue", "followed")
-        await queue.open_batch(BatchSpec("batch"))
-        await queue.submit("batch", specs("a"))
-        (lease,) = await queue.take("worker", 1)
-        assert await queue.beat([lease], {}) == [BeatAnswer.KEEP]
-        async with Redis(port=ports[0]) as old:
-            await old.replicaof(HOST, ports[1])
-        leads = ports[1]
-        with pytest.raises(QueueUnavailable, match="READONLY"):
-            await queue.beat([lease], {})
-        assert await queue.beat([lease], {}) == [BeatAnswer.LOST]
-        await queue.close()
+            client = await stack.enter_async_context(Redis(port=port))
+            run_ids.append((await client.info("server"))["run_id"])
+        servers = TwoServers(ports, run_ids)
+        monkeypatch.setattr(Sentinels, "views", lambda sentinels, name: servers.views(sentinels, name))
+        yield servers
+
+
+async def running(queue: RedisQueue) -> Lease:
+    """A job whose lease was renewed, at the first server."""
+    await queue.open_batch(BatchSpec("batch"))
+    await queue.submit("batch", specs("a"))
+    (lease,) = await queue.take("worker", 1)
+    assert await queue.beat([lease], {}) == [BeatAnswer.KEEP]
+    return lease
+
+
+async def test_a_connection_to_a_server_that_follows_now_is_made_anew(two_servers: TwoServers) -> None:
+    """Also one that its client made again to where it had been, as after a cut: it asks nobody then who leads."""
+    queue = RedisQueue("sentinel://one/queue", "followed")
+    lease = await running(queue)
+    old, new = two_servers.ports
+    async with Redis(port=old) as client:
+        await client.replicaof(HOST, new)
+    two_servers.leads = 1
+    with pytest.raises(QueueUnavailable, match="READONLY"):
+        await queue.beat([lease], {})
+    assert await queue.beat([lease], {}) == [BeatAnswer.LOST]
+    await queue.close()
+
+
+@pytest.mark.parametrize(
+    ("is_connected", "told"),
+    [(True, "0 of 1 sentinels say that this server leads"), (False, "0 replicas of the queue's")],
+)
+async def test_a_server_that_is_deposed_and_does_not_know_is_left_by_all(
+    two_servers: TwoServers, monkeypatch: pytest.MonkeyPatch, is_connected: bool, told: str
+) -> None:
+    """It may take half a minute until it is told. Its followers are gone, so who asks it for a promise finds out; so
+    does who makes a new connection, which leads to the other one. All others are made anew then."""
+    monkeypatch.setattr(redis_failover, "WAIT_S", 0.05)
+    alone, queue = (
+        RedisQueue("sentinel://one/queue", "deposed"),
+        RedisQueue("sentinel://one/queue", "deposed", replicas=1),
+    )
+    lease = await running(alone)
+    assert await queue.beat([lease], {}) == [BeatAnswer.KEEP]
+    with pytest.raises(QueueUnavailable, match="0 replicas of the queue's Redis have this write"):
+        await queue.submit("batch", specs("b"))
+    assert await queue.beat([lease], {}) == [BeatAnswer.KEEP], "as long as it leads it is stayed with"
+    if is_connected:
+        await queue.take("worker", 0)
+    two_servers.leads = 1
+    with pytest.raises(QueueUnavailable, match=told):
+        await queue.finish(lease, DONE)
+    assert await queue.beat([lease], {}) == [BeatAnswer.LOST], "by the one that leads, which has never heard of it"
+    await queue.close()
+    await alone.close()
 
 
 async def test_a_sentinel_that_hangs_up_is_asked_once() -> None:
