@@ -98,8 +98,10 @@ def reasons(captioned: Captioned) -> str:
 
 
 def was_lost_by_a_lie(captioned: Captioned) -> bool:
-    """Not by silence alone, which is this process's, see `was_heard_in_time`."""
-    return any(stage.stage == "draft_lost" and "silent for" not in stage.detail for stage in captioned.stages)
+    """Not by what is this process's alone: silence, see `was_heard_in_time`, and connections that it does not take in
+    time."""
+    lost = [stage.detail for stage in captioned.stages if stage.stage == "draft_lost"]
+    return any("silent for" not in detail and "not reachable" not in detail for detail in lost)
 
 
 def was_heard_in_time(captioned: Captioned) -> bool:
