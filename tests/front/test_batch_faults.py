@@ -121,6 +121,15 @@ def two_days_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "time", later)
 
 
+async def ended_early(client: Any, batch: Any, status: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The batch, once it was made to end so."""
+    if status == "cancelled":
+        await client.batches.cancel(batch.id)
+    else:
+        two_days_later(monkeypatch)
+    return await ended(client, batch)
+
+
 async def test_documents_are_handed_in_as_such(archive: ReadingArchive, tmp_path: Path) -> None:
     """A PDF by path with options of documents, one by value, a picture alone, and a video beside them."""
     way: dict[str, Any] = {"pages": "1-3", "dpi": 72, "stage": "region+page", "ocr": "never", "surface": "lines"}
@@ -247,11 +256,7 @@ async def test_a_batch_that_waits_for_room_ends_when_it_is_to(
     async with front_at(archive.address, data=folder, shared_media=True) as address, client_of(address) as client:
         batch = await opened(client, lines)
         await eventually(lambda: archive.submits > 1)
-        if status == "cancelled":
-            await client.batches.cancel(batch.id)
-        else:
-            two_days_later(monkeypatch)
-        batch = await ended(client, batch)
+        batch = await ended_early(client, batch, status, monkeypatch)
     assert batch.status == status and batch.request_counts.failed == len(lines)
     assert all(handed_in.cancelled for handed_in in archive.batches.values())
     assert not list((tmp_path / "media").iterdir())
@@ -268,11 +273,7 @@ async def test_what_was_done_before_all_was_handed_in_is_written_out(
     async with front_at(archive.address, data=str(tmp_path)) as address, client_of(address) as client:
         batch = await opened(client, [batch_line(name, asked_of(clip())) for name in names])
         await eventually(lambda: archive.submits > 1)
-        if status == "cancelled":
-            await client.batches.cancel(batch.id)
-        else:
-            two_days_later(monkeypatch)
-        batch = await ended(client, batch)
+        batch = await ended_early(client, batch, status, monkeypatch)
         output, left = [await lines_of(client, file_id) for file_id in (batch.output_file_id, batch.error_file_id)]
     counts = batch.request_counts
     assert (batch.status, counts.total, counts.completed, counts.failed) == (status, 3, 1, 2)

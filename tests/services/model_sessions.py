@@ -1,7 +1,9 @@
 """Speaks to the model services directly, well or badly: the messages of one session, sent and read one by one."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -10,7 +12,8 @@ import numpy as np
 from slipstream.engine.target_engine import TargetEngine
 from slipstream.pruning import Guidance
 from slipstream.rpc import session_codec
-from slipstream.rpc.calls import request_metadata
+from slipstream.rpc.calls import open_channel, request_metadata
+from slipstream.rpc.guards import AnswerErrors
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.session_messages import DraftStart, TargetStart
 from slipstream.speculation.methods import Score
@@ -22,6 +25,21 @@ CAPABILITY = b"sixteen or more."
 LONG_PROMPT = "?" * 4018
 LONG_PROMPT_ROOM = 50
 """Tokens that the answer to it may have, with two frames and a context of 4096."""
+
+
+@asynccontextmanager
+async def served(servicer: Any, folder: Path) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to the servicer, which this process serves at a socket of the folder."""
+    server = grpc.aio.server(interceptors=[AnswerErrors()])
+    servicer.register(server)
+    address = f"unix:{folder}/model.sock"
+    server.add_insecure_port(address)
+    await server.start()
+    try:
+        async with open_channel(address) as channel:
+            yield channel
+    finally:
+        await server.stop(0)
 
 
 @dataclass

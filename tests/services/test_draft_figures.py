@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
-import grpc
 import pytest
 import torch
 
@@ -15,11 +14,9 @@ from slipstream.engine import VideoLM, draft_engine, load_model
 from slipstream.engine.draft_engine import DraftEngine, DraftLimits
 from slipstream.engine.thread import ModelThread
 from slipstream.pruning import Guidance
-from slipstream.rpc.calls import open_channel
-from slipstream.rpc.guards import AnswerErrors
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc
 from slipstream.services.draft.servicer import DraftServicer, Targets
-from tests.services.model_sessions import PROMPT, draft_end, draft_start, open_session, some_frames
+from tests.services.model_sessions import PROMPT, draft_end, draft_start, open_session, served, some_frames
 from tests.support.tiny_checkpoint import write_tiny_llava
 
 MIB = 1024 * 1024
@@ -49,16 +46,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> VideoLM:
 
 @asynccontextmanager
 async def serving(engine: DraftEngine, targets: FakeTargets, folder: Path) -> AsyncIterator[draft_pb2_grpc.DraftStub]:
-    server = grpc.aio.server(interceptors=[AnswerErrors()])
-    DraftServicer(engine, cast(Targets, targets)).register(server)
-    address = f"unix:{folder}/draft.sock"
-    server.add_insecure_port(address)
-    await server.start()
     try:
-        async with open_channel(address) as channel:
+        async with served(DraftServicer(engine, cast(Targets, targets)), folder) as channel:
             yield draft_pb2_grpc.DraftStub(channel)
     finally:
-        await server.stop(0)
         await asyncio.to_thread(engine.thread.close)
 
 

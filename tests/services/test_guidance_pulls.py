@@ -14,13 +14,11 @@ import torch
 from slipstream.engine.open_pulls import MAX_OPEN_PULLS
 from slipstream.engine.target_prefill import TargetSession
 from slipstream.pruning import Guidance
-from slipstream.rpc.calls import open_channel
-from slipstream.rpc.guards import AnswerErrors
 from slipstream.rpc.v1 import target_pb2, target_pb2_grpc
 from slipstream.services.target import servicer as target_servicer
 from slipstream.services.target.servicer import TargetServicer
 from slipstream.session_messages import TargetStart
-from tests.services.model_sessions import CAPABILITY
+from tests.services.model_sessions import CAPABILITY, served
 from tests.services.test_target_engine import make_engine
 
 NUM_TOKENS, HIDDEN = 2**13, 2**11
@@ -67,16 +65,8 @@ class World:
 
 @asynccontextmanager
 async def serving(world: World, folder: Path) -> AsyncIterator[target_pb2_grpc.TargetStub]:
-    server = grpc.aio.server(interceptors=[AnswerErrors()])
-    TargetServicer(world.engine, idle_timeout_s=TIMEOUT_S).register(server)
-    address = f"unix:{folder}/target.sock"
-    server.add_insecure_port(address)
-    await server.start()
-    try:
-        async with open_channel(address) as channel:
-            yield target_pb2_grpc.TargetStub(channel)
-    finally:
-        await server.stop(0)
+    async with served(TargetServicer(world.engine, idle_timeout_s=TIMEOUT_S), folder) as channel:
+        yield target_pb2_grpc.TargetStub(channel)
 
 
 def pull(target: target_pb2_grpc.TargetStub) -> Any:

@@ -10,13 +10,11 @@ from slipstream.engine import load_model
 from slipstream.engine.draft_engine import DraftEngine, DraftLimits
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.thread import ModelThread
-from slipstream.rpc.calls import open_channel
-from slipstream.rpc.guards import AnswerErrors
 from slipstream.rpc.v1 import draft_pb2_grpc, target_pb2_grpc
 from slipstream.services.draft import servicer as draft_servicer
 from slipstream.services.draft.servicer import DraftServicer, Targets
 from slipstream.services.target.servicer import TargetServicer
-from tests.services.model_sessions import draft_start, open_session, target_start
+from tests.services.model_sessions import draft_start, open_session, served, target_start
 from tests.support.processes import eventually
 from tests.support.tiny_checkpoint import write_tiny_llava
 
@@ -26,13 +24,8 @@ async def test_a_silent_session_is_ended_and_the_next_one_served(tmp_path: Path)
     model = load_model(str(write_tiny_llava(tmp_path / "model", seed=3)))
     limits = TargetLimits(max_sessions=1, kv_budget_bytes=2**24, max_queued=1, queue_timeout_s=60)
     engine = TargetEngine(model, thread, limits)
-    server = grpc.aio.server(interceptors=[AnswerErrors()])
-    target_pb2_grpc.add_TargetServicer_to_server(TargetServicer(engine, idle_timeout_s=2.0), server)
-    address = f"unix:{tmp_path}/target.sock"
-    server.add_insecure_port(address)
-    await server.start()
     try:
-        async with open_channel(address) as channel:
+        async with served(TargetServicer(engine, idle_timeout_s=2.0), tmp_path) as channel:
             stub = target_pb2_grpc.TargetStub(channel)
             for num_messages in (0, 1, None):
                 silent = open_session(stub)
@@ -46,7 +39,6 @@ async def test_a_silent_session_is_ended_and_the_next_one_served(tmp_path: Path)
             await follows.read_until("verdict")
             assert await follows.read() is None
     finally:
-        await server.stop(0)
         await asyncio.to_thread(thread.close)
 
 
@@ -60,13 +52,8 @@ async def test_frames_that_stop_coming_keep_no_room_at_the_draft(
         thread,
         DraftLimits(max_sessions=1, kv_budget_bytes=2**24),
     )
-    server = grpc.aio.server(interceptors=[AnswerErrors()])
-    draft_pb2_grpc.add_DraftServicer_to_server(DraftServicer(engine, Targets()), server)
-    address = f"unix:{tmp_path}/draft.sock"
-    server.add_insecure_port(address)
-    await server.start()
     try:
-        async with open_channel(address) as channel:
+        async with served(DraftServicer(engine, Targets()), tmp_path) as channel:
             silent = open_session(draft_pb2_grpc.DraftStub(channel))
             await silent.send(*draft_start()[:1])
             status, message = await silent.refusal()
@@ -74,5 +61,4 @@ async def test_frames_that_stop_coming_keep_no_room_at_the_draft(
             assert engine.frames.used_bytes == 0
             await eventually(lambda: engine.admission.num_admitted == 0)  # once the model's thread has freed its memory
     finally:
-        await server.stop(0)
         await asyncio.to_thread(thread.close)

@@ -25,8 +25,8 @@ DOWN_AFTER_MS = 1000
 SETTLE_S = 120.0
 HASTE = {"info-period": 300, "ask-period": 300, "publish-period": 300, "ping-period": 200, "slave-reconf-timeout": 1000}
 """What sentinels else do every 1 to 10 s, in milliseconds."""
-HEARD_S = 30.0
-"""Until a leader that was deposed has surely heard of it."""
+HEARD_S = 12.0
+"""Until a leader that was deposed has heard of it, as a rule; who uses it is to find out before."""
 HOST = "127.0.0.1"
 
 
