@@ -24,7 +24,7 @@ from slipstream.errors import (
 from slipstream.options import OPTIONS_BY_NAME
 
 INVALID = "invalid_request_error"
-UNAVAILABLE_RETRY_S = 1.0
+UNAVAILABLE_RETRY_S, NO_ROOM_RETRY_S = 1.0, 10.0
 
 _ANSWERS: tuple[tuple[type[SlipstreamError], int, str, str | None], ...] = (
     (UnreadableVideo, 400, INVALID, "unreadable_media"),
@@ -107,6 +107,14 @@ def as_api_error(error: SlipstreamError, params: Mapping[str, str] | None = None
 def not_found(what: str, *, param: str | None = None, code: str = "not_found") -> ApiError:
     """There is no such thing, or it is another owner's."""
     return ApiError(what, status=404, param=param, code=code)
+
+
+def no_room(what: str, error: OSError) -> ApiError:
+    """The disk is full, or takes nothing for another reason, which may pass."""
+    return ApiError(
+        f"{what} cannot be kept now: {error.strerror}", status=503, kind="server_error", code="unavailable",
+        retry_after_s=NO_ROOM_RETRY_S,
+    )  # fmt: skip
 
 
 def too_large(what: str, *, param: str | None = None) -> ApiError:

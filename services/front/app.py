@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import re
 import time
@@ -20,7 +21,7 @@ from slipstream.logs import LineBudget, get_logger
 from slipstream.rpc.callers import begin_call, current_caller, name_owner
 from slipstream.rpc.security import MAX_TOKEN_CHARS, SCHEME
 from slipstream.rpc.tracing import TRACEPARENT_KEY
-from slipstream.services.front.api_errors import ApiError, as_api_error, not_found
+from slipstream.services.front.api_errors import ApiError, as_api_error, no_room, not_found
 from slipstream.services.front.bodies import ClientGone, linger
 from slipstream.services.front.browsers import Browsers
 from slipstream.services.front.call import EVENTS_TYPE, JSON_TYPE, Call
@@ -72,10 +73,9 @@ class Api:
                 raise
             status = 503
             await self._fail(call, as_api_error(ServiceStopping("this server is stopping; try again")))
-        except Exception:
-            status = 500
-            get_logger().exception("request.failed")
-            await self._fail(call, as_api_error(SlipstreamError("internal error; the server's log has the details")))
+        except Exception as error:
+            status = (answer := _unforeseen(error)).status
+            await self._fail(call, answer)
         finally:
             self.front.figures.ended(name, status, time.monotonic() - start)
 
@@ -141,6 +141,15 @@ class Api:
                 await call.body(stream_error(error), is_last=True)
         except ClientGone:
             pass
+
+
+def _unforeseen(error: Exception) -> ApiError:
+    """What no endpoint speaks of: a disk that is full, which passes, or an error of ours, which is logged."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        get_logger().error("disk.full", error=str(error))
+        return no_room("the request", error)
+    get_logger().error("request.failed", exc_info=error)
+    return as_api_error(SlipstreamError("internal error; the server's log has the details"))
 
 
 async def _refuse(call: Call, error: ApiError) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from slipstream.services.front.api_errors import not_found
-from slipstream.services.front.file_store import owner_key
+from slipstream.services.front.file_store import owner_key, sync_folder
 
 _BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 
@@ -89,6 +89,14 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
         unfinished.unlink(missing_ok=True)
 
 
+def _write_durably(path: Path, said: Mapping[str, Any]) -> None:
+    with written_whole(path) as file:
+        file.write(json.dumps(said).encode())
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(path.parent)
+
+
 class BatchRecords:
     """All records. Every method blocks; owners see their own."""
 
@@ -106,10 +114,7 @@ class BatchRecords:
         """Durable, in place of what it was."""
         path = self._path(owner, batch.batch_id)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with written_whole(path) as file:
-            file.write(json.dumps(asdict(batch)).encode())
-            file.flush()
-            os.fsync(file.fileno())
+        _write_durably(path, asdict(batch))
 
     def list(self, owner: str) -> "list[HttpBatch]":
         """The owner's, the latest first."""
@@ -122,10 +127,7 @@ class BatchRecords:
         no other writer replaces. One that was cut off, as by a disk that is full, is none."""
         if self.ending(owner, batch_id)[0]:
             return
-        with written_whole(self._path(owner, batch_id).with_suffix(".end")) as file:
-            file.write(json.dumps({"why": why, "at": int(time.time())}).encode())
-            file.flush()
-            os.fsync(file.fileno())
+        _write_durably(self._path(owner, batch_id).with_suffix(".end"), {"why": why, "at": int(time.time())})
 
     def ending(self, owner: str, batch_id: str) -> tuple[str, int]:
         """Why the batch is to end, and since when; '' and 0 where it is not."""

@@ -49,6 +49,8 @@ _NOTHING_TO_CANCEL = (UnknownBatch, InvalidConfig, PermissionDenied, Unauthentic
 FILE_GONE = "file_not_found"
 KEPT_S = 30 * 86_400.0
 """How long the record of a batch that has ended is kept."""
+CHECKS = 2
+"""Files that are read at once to see whether they hold requests; each takes a core for its time."""
 MAX_FAULTS = 3
 """After so many looks at a batch that this server failed in, the batch has failed."""
 PATIENCE_S = 2.0
@@ -70,6 +72,7 @@ class Batches:
         self._open: dict[str, tuple[str, str]] = {}
         """Owner and token, by id, of batches that have not ended."""
         self._steps: dict[str, asyncio.Task[None]] = {}
+        self._checking = asyncio.Semaphore(CHECKS)
         self._faults: Counter[str] = Counter()
         """How often this process failed in a batch, by its id."""
 
@@ -187,7 +190,8 @@ class Batches:
     # -- in -----------------------------------------------------------------------------------------------------------
 
     async def _hand_in(self, owner: str, token: str, batch: HttpBatch) -> None:
-        errors, num_lines = await asyncio.to_thread(self._check, owner, batch)
+        async with self._checking:
+            errors, num_lines = await asyncio.to_thread(self._check, owner, batch)
         batch = replace(batch, num_lines=num_lines)
         if errors:
             if errors[0].code == FILE_GONE:  # of which some may have been handed in before

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from slipstream.services.front.api_errors import ApiError, not_found, too_large
+from slipstream.services.front.api_errors import ApiError, no_room, not_found, too_large
 from slipstream.services.front.config import FrontConfig
 
 PURPOSES = ("batch", "user_data", "vision")
@@ -110,7 +110,7 @@ class NewFile:
         try:
             self._file.write(data)
         except OSError as error:
-            raise _no_room(error) from None
+            raise no_room("the file", error) from None
 
     def keep(self, file_id: str, filename: str, purpose: str, expires_s: int | None) -> KeptFile:
         """Durable and seen from now on, in place of what had this id."""
@@ -118,14 +118,18 @@ class NewFile:
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
-            (self._folder / _FACTS).write_text(json.dumps(asdict(kept)))
+            with (self._folder / _FACTS).open("w") as facts:
+                json.dump(asdict(kept), facts)
+                facts.flush()
+                os.fsync(facts.fileno())
+            sync_folder(self._folder)
             target = self._folder.parent / file_id
             if target.exists():  # the same content, made again
                 shutil.rmtree(target)
             self._folder.rename(target)
-            _sync(target.parent)
+            sync_folder(target.parent)
         except OSError as error:
-            raise _no_room(error) from None
+            raise no_room("the file", error) from None
         self._is_kept = True
         return kept
 
@@ -154,7 +158,7 @@ class FileStore:
         try:
             return NewFile(self._folder / owner_key(owner), most, room)
         except OSError as error:
-            raise _no_room(error) from None
+            raise no_room("the file", error) from None
 
     def _room(self, owner: str) -> Room:
         """The owner's, counted anew. Raises `ApiError` for one who has too much or too many."""
@@ -170,12 +174,15 @@ class FileStore:
         """Raises `ApiError` where the owner has none of that id."""
         kept = self._read(self._path(owner, file_id)) if _FILE_ID.fullmatch(file_id) else None
         if kept is None or kept.is_expired:
-            raise not_found(f"there is no file {file_id[:64]!r}", param="file_id", code="file_not_found")
+            raise _unknown(file_id)
         return kept
 
     def open(self, owner: str, file_id: str) -> IO[bytes]:
         """Its content. Raises `ApiError` where the owner has none of that id."""
-        return self.path(owner, file_id).open("rb")
+        try:
+            return self.path(owner, file_id).open("rb")
+        except FileNotFoundError:  # deleted meanwhile
+            raise _unknown(file_id) from None
 
     def path(self, owner: str, file_id: str) -> Path:
         """Of its content, which never changes. Raises `ApiError` where the owner has none of that id."""
@@ -225,7 +232,8 @@ def owner_key(owner: str) -> str:
     return f"owner-{hashlib.sha256(owner.encode()).hexdigest()[:32]}" if owner else "nobody"
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """The names in it are durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -233,8 +241,5 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _no_room(error: OSError) -> ApiError:
-    return ApiError(
-        f"the file cannot be kept now: {error.strerror}", status=503, kind="server_error", code="unavailable",
-        retry_after_s=10.0,
-    )  # fmt: skip
+def _unknown(file_id: str) -> ApiError:
+    return not_found(f"there is no file {file_id[:64]!r}", param="file_id", code="file_not_found")

@@ -12,7 +12,7 @@ from slipstream.client.document_client import check_reads_documents
 from slipstream.errors import InvalidConfig, LimitExceeded
 from slipstream.rpc.callers import Places
 from slipstream.service_info import GatewayInfo
-from slipstream.services.front.api_errors import ApiError, as_api_error
+from slipstream.services.front.api_errors import ApiError, as_api_error, no_room
 from slipstream.services.front.chat_messages import Medium, MediumKind, RemoteFile, StoredFile
 from slipstream.services.front.completions import MediaFacts
 from slipstream.services.front.frames import frame_windows, write_avi
@@ -71,12 +71,12 @@ class Sources:
         if isinstance(source, RemoteFile):
             return Opened(RemotePath(source.path), is_document(medium, source.path.lower().encode(), info))
         if medium.kind is MediumKind.FRAMES and isinstance(source, Media):
-            return await _frames(medium, body, exits)
+            return await self._frames(medium, body, exits)
         if isinstance(source, Media):
             window = body.window(source.start, source.end)
             is_paper = is_document(medium, await asyncio.to_thread(window.read, 16), info)
             if medium.kind is MediumKind.IMAGE and not is_paper:
-                return await _frames(medium, body, exits)
+                return await self._frames(medium, body, exits)
             window.seek(0)
             return Opened(window, is_paper, MediaFacts(source.sha256, source.num_bytes))
         file = await self._file(medium, owner, exits)
@@ -95,10 +95,24 @@ class Sources:
             exits.callback(file.close)
             return file
         assert isinstance(source, str)
-        fetched, take = exits.enter_context(_temporary()), exits.enter_context(self.spooled.held(0))
+        fetched, take = self._spool(exits)
         await self.fetch(source, _Sink(fetched, self.max_bytes, take))
         await asyncio.to_thread(fetched.seek, 0)
         return fetched
+
+    async def _frames(self, medium: Medium, body: JsonBody, exits: contextlib.AsyncExitStack) -> Opened:
+        """Pictures as a video, which is on disk beside them."""
+        assert isinstance(medium.source, Media)
+        frames = frame_windows(body.spool, medium.frames or (medium.source,))
+        output, take = self._spool(exits)
+        take(sum(frame.num_bytes for frame in frames))
+        await asyncio.to_thread(write_avi, frames, medium.frames_per_second, output, medium.param)
+        await asyncio.to_thread(output.seek, 0)
+        return Opened(output, is_document=False)
+
+    def _spool(self, exits: contextlib.AsyncExitStack) -> tuple[IO[bytes], Callable[[int], None]]:
+        """A file for the time of a request, and what counts its bytes among those of all."""
+        return exits.enter_context(_temporary()), exits.enter_context(self.spooled.held(0))
 
 
 def _temporary() -> IO[bytes]:
@@ -113,22 +127,15 @@ class _Sink:
         self._max_bytes = self._left = max_bytes
 
     async def write(self, data: bytes) -> object:
-        """Raises `LimitExceeded`, and what `take` raises."""
+        """Raises `LimitExceeded`, what `take` raises, and `ApiError` where the disk is full."""
         self._left -= len(data)
         if self._left < 0:
             raise LimitExceeded(f"the video has more than {self._max_bytes} bytes, which is this server's limit")
         self._take(len(data))
-        return await asyncio.to_thread(self._file.write, data)
-
-
-async def _frames(medium: Medium, body: JsonBody, exits: contextlib.AsyncExitStack) -> Opened:
-    """Pictures as a video."""
-    assert isinstance(medium.source, Media)
-    frames = frame_windows(body.spool, medium.frames or (medium.source,))
-    output = exits.enter_context(_temporary())
-    await asyncio.to_thread(write_avi, frames, medium.frames_per_second, output, medium.param)
-    await asyncio.to_thread(output.seek, 0)
-    return Opened(output, is_document=False)
+        try:
+            return await asyncio.to_thread(self._file.write, data)
+        except OSError as error:
+            raise no_room("what was fetched", error) from None
 
 
 def is_document(medium: Medium, beginning: bytes, info: GatewayInfo) -> bool:

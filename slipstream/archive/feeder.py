@@ -8,7 +8,7 @@ from slipstream.archive.chunks import Chunk
 from slipstream.archive.queue import DamagedRecord, JobSpec, QueueUnavailable
 from slipstream.archive.results_folder import ResultsFolder
 from slipstream.archive.spill_queue import ChunkDue, SpillQueue
-from slipstream.errors import SlipstreamError
+from slipstream.errors import ObjectNotFound, SlipstreamError
 from slipstream.logs import get_logger
 
 FED_JOBS = 250
@@ -49,10 +49,7 @@ class Feeder:
         try:
             jobs = await self._jobs_of(due)
         except SlipstreamError as error:
-            address = self._folder.address(due.chunk.name)
-            get_logger().error("feed.unreadable", batch_id=due.batch_id, chunk=address, error=str(error))
-            await self._queue.pass_turn(due.batch_id)
-            return False
+            return await self._do_without(due, error)
         at, room = due.fed, due.room
         while at < len(jobs) and room > 0:
             some = jobs[at : at + FED_JOBS]
@@ -61,6 +58,16 @@ class Feeder:
             at += len(some)
             room -= sum(len(job.payload) + JOB_BYTES for job in some)
         return True
+
+    async def _do_without(self, due: ChunkDue, error: SlipstreamError) -> bool:
+        """A chunk that cannot be read now, or never again, which a cancelled batch does not wait for."""
+        about = {"batch_id": due.batch_id, "chunk": self._folder.address(due.chunk.name), "error": str(error)}
+        if isinstance(error, ObjectNotFound | DamagedRecord) and await self._queue.give_up(due):
+            get_logger().error("feed.given_up", num_jobs=due.chunk.num_jobs - due.fed, **about)
+            return True
+        get_logger().error("feed.unreadable", **about)
+        await self._queue.pass_turn(due.batch_id)
+        return False
 
     async def _jobs_of(self, due: ChunkDue) -> list[JobSpec]:
         chunk, jobs = self._read

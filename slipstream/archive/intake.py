@@ -87,9 +87,11 @@ def max_waiting(owner: str, rights: OwnerRights, config: GatewayConfig) -> int:
 
 
 def backlog_full(stopped_by: SubmitOutcome, max_waiting: int, so_far: str) -> BacklogFull:
-    """What to tell the caller of FULL and of OVER_QUOTA."""
-    is_quota = stopped_by is SubmitOutcome.OVER_QUOTA
-    why = f"{max_waiting} of your jobs may wait, and do" if is_quota else "the archive's backlog is full"
+    """What to tell the caller of FULL, OVER_QUOTA or OUTSIDE."""
+    why = {
+        SubmitOutcome.OVER_QUOTA: f"{max_waiting} of your jobs may wait, and do",
+        SubmitOutcome.OUTSIDE: "the batch was cancelled, and some of its jobs are yet to be",
+    }.get(stopped_by, "the archive's backlog is full")
     return BacklogFull(f"{why}: {so_far}; make the same call again later to go on", retry_after_s=RETRY_AFTER_S)
 
 

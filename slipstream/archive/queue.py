@@ -147,7 +147,8 @@ class SubmitOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class Retried:
-    """How many ended jobs wait again, and what kept the rest from it: FULL or OVER_QUOTA, where anything did."""
+    """How many ended jobs wait again, and what kept the rest from it, where anything did: FULL, OVER_QUOTA, or OUTSIDE
+    while jobs of a cancelled batch are yet to be brought in, each of which is cancelled then."""
 
     num_jobs: int
     stopped_by: SubmitOutcome | None = None

@@ -285,7 +285,13 @@ class SpillQueue(RedisQueue):
         faster."""
         is_last = start + len(jobs) == due.chunk.num_jobs
         args = [arg for job in jobs for arg in self._job_args(due.batch_id, job)]
-        return bool(await self._run("feed", due.batch_id, due.number, start, int(is_last), *args))
+        return bool(await self._run("feed", due.batch_id, due.number, start, int(is_last), 0, *args))
+
+    async def give_up(self, due: ChunkDue) -> bool:
+        """What is left of a chunk that is gone is cancelled with its batch, and has no record. False: the batch goes
+        on, or others were faster."""
+        left = due.chunk.num_jobs - due.fed
+        return bool(await self._run("feed", due.batch_id, due.number, due.fed, 1, left))
 
     async def pass_turn(self, batch_id: str) -> None:
         """The batch's first chunk cannot be fed now; others can."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from slipstream.archive.queue import BatchSpec, DamagedRecord, JobState
+from slipstream.archive.queue import BatchSpec, BatchState, DamagedRecord, JobState
 from slipstream.errors import InvalidConfig, PermissionDenied
 from tests.archive.spilled import NAMES, Spill, files_in
 from tests.archive.worlds import DONE, specs
@@ -39,6 +39,32 @@ async def test_a_chunk_that_cannot_be_read_holds_up_its_own_batch_alone(
     chunk.write_bytes(kept)
     await spill.work()
     assert [(job.custom_id, job.state) for job in await spill.list()] == [(name, JobState.DONE) for name in NAMES]
+
+
+@pytest.mark.parametrize("num_fed", [0, 4])
+async def test_a_batch_that_is_cancelled_ends_without_a_chunk_that_is_gone(
+    spill: Spill, tmp_path: Path, capsys: pytest.CaptureFixture[str], num_fed: int
+) -> None:
+    await spill.fill(*NAMES)
+    (chunk,) = files_in(tmp_path, "chunk-*")
+    while (due := await spill.queue.next_chunk("another")) is None:
+        for lease in await spill.queue.take("w", 20):
+            await spill.queue.finish(lease, DONE)
+        await spill.compactor.step()
+    assert not num_fed or await spill.queue.feed(due, 0, specs(*NAMES[100 : 100 + num_fed]))
+    chunk.unlink()
+    async with Redis.from_url(spill.url) as redis:
+        await redis.delete(f"{{{spill.name}}}:feeder")
+    await spill.work()
+    assert (await spill.state(), "feed.unreadable" in capsys.readouterr().out) == (BatchState.IN_PROGRESS, True)
+    assert (await spill.queue.get_batch("batch")).counts[JobState.QUEUED] == 50 - num_fed
+    await spill.queue.cancel_batch("batch")
+    await spill.work()
+    assert "feed.given_up" in capsys.readouterr().out
+    counts = (await spill.queue.get_batch("batch")).counts
+    assert (counts[JobState.DONE], counts[JobState.CANCELLED]) == (100 + num_fed, 50 - num_fed)
+    assert await spill.state() is BatchState.CANCELLED and len(await spill.list()) == 100 + num_fed
+    assert "chunks" not in await spill.keys() and (await spill.queue.depth()).queued == 0
 
 
 async def test_a_damaged_entry_of_a_finished_job_holds_up_its_own_batch_alone(

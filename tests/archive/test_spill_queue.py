@@ -253,7 +253,7 @@ async def test_a_cancelled_batch_ends_and_its_jobs_are_told(spill: Spill) -> Non
     await spill.queue.cancel_batch("batch")
     assert await spill.state() is BatchState.CANCELLING, "some wait outside"
     assert not (await spill.queue.get_batch("batch")).ended_s
-    assert await spill.queue.retry_dead("batch") == Retried(0, SubmitOutcome.FULL), "they would come to life"
+    assert await spill.queue.retry_dead("batch") == Retried(0, SubmitOutcome.OUTSIDE), "they would come to life"
     await spill.work()
     assert await spill.state() is BatchState.CANCELLED
     assert [job.state for job in await spill.list()] == [JobState.DONE] + [JobState.CANCELLED] * 149

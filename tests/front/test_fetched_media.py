@@ -1,16 +1,22 @@
-"""Media that the front fetches itself: as large as any that are sent, and in the same room."""
+"""Media that the front puts on disk itself, fetched or made of pictures: as large as any that are sent, and in the same
+room."""
 
+import errno
+import io
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from slipstream.errors import LimitExceeded, Overloaded
 from slipstream.rpc.callers import Places
 from slipstream.service_info import GatewayInfo
+from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.chat_messages import Medium, MediumKind
-from slipstream.services.front.json_body import JsonBody
+from slipstream.services.front.json_body import JsonBody, Media
 from slipstream.services.front.sources import Opened, Sources
 
 PIECE, MAX_PIECES = bytes(1000), 3
@@ -45,4 +51,38 @@ async def test_too_much_is_not_fetched_to_its_end(room: int, refusal: type[Excep
     with pytest.raises(refusal):
         async with fetched(MAX_PIECES + 1, spooled):
             pass
+    assert not spooled.used
+
+
+async def test_a_disk_that_is_full_is_no_fault_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    spooled = Places("spooled_bytes", 10**6)
+    monkeypatch.setattr(tempfile.SpooledTemporaryFile, "write", refuse)
+    with pytest.raises(ApiError, match="what was fetched cannot be kept now: No space left") as refused:
+        async with fetched(1, spooled):
+            pass
+    assert (refused.value.status, spooled.used) == (503, 0)
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+async def test_a_video_of_pictures_takes_room_beside_them(has_room: bool) -> None:
+    picture = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(picture, "jpeg")
+    data = picture.getvalue()
+    spooled = Places("spooled_bytes", 2 * len(data) - 1 + has_room)
+    with JsonBody(10**6, 10**6) as body:
+        body.spool.write(data * 2)
+        media = Media("video/jpeg", 0, 2 * len(data), [len(data), 2 * len(data)])
+        medium = Medium(MediumKind.FRAMES, media, "messages")
+        sources = Sources(None, None, 10**6, spooled)  # type: ignore[arg-type]
+        if not has_room:
+            with pytest.raises(Overloaded):
+                async with sources.opened(medium, body, GatewayInfo(), ""):
+                    pass
+        else:
+            async with sources.opened(medium, body, GatewayInfo(), "") as opened:
+                video: Any = opened.video
+                assert video.read(4) == b"RIFF" and spooled.used == 2 * len(data)
     assert not spooled.used

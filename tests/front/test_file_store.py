@@ -51,3 +51,13 @@ def test_what_is_deleted_makes_room(files: FileStore) -> None:
         open_all_the_time.write(bytes(2))
     with files.new("ann") as large:
         assert refusal(large, bytes(9)) == "too_large"
+
+
+def test_a_file_that_is_deleted_while_it_is_looked_for_is_not_found(files: FileStore) -> None:
+    with files.new("ann") as file:
+        file.write(b"a")
+        file_id = kept(file)
+    files.path("ann", file_id).unlink()
+    with pytest.raises(ApiError, match="there is no file") as refused:
+        files.open("ann", file_id)
+    assert refused.value.status == 404

@@ -3,6 +3,7 @@ fail in their middle, gateways that are away."""
 
 import asyncio
 import contextlib
+import errno
 import json
 import re
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ import pytest
 
 from slipstream import errors
 from slipstream.services.front.api_errors import as_api_error
+from slipstream.services.front.json_body import JsonBody
 from tests.cli.fake_gateway import DETAILS, TEXT, FakeGateway
 from tests.support.front import CHAT, asked, batch_line, client_of, data_url, error_of, front_at, post, raw, status_of
 from tests.support.processes import eventually
@@ -76,6 +78,19 @@ async def test_statuses_of_the_gateway(gateway: FakeGateway, code: grpc.StatusCo
             assert (refused.value.status_code, refused.value.type) == (status, kind)
             assert DETAILS in refused.value.message or status == 503
             assert ("retry-after" in refused.value.response.headers) == (status in (429, 503))
+
+
+async def test_a_disk_that_is_full_may_have_room_later(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with front_at(gateway.address) as address:
+        with monkeypatch.context() as full:
+            full.setattr(JsonBody, "feed", refuse)
+            with pytest.raises(openai.APIStatusError, match="No space left") as refused:
+                await chat(address, GOOD)
+        assert (refused.value.status_code, refused.value.response.headers["retry-after"]) == (503, "10")
+        assert (await chat(address, GOOD)).choices[0].message.content == TEXT
 
 
 @pytest.mark.parametrize("kind", [kind for kind in vars(errors).values() if hasattr(kind, "status")])

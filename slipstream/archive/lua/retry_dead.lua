@@ -4,7 +4,7 @@
 local batch, first, size = arg(1), tonumber(arg(2)), tonumber(arg(3))
 if redis.call('EXISTS', batch_key(batch)) == 0 then return 'unknown' end
 if is_cancelled(batch) and tonumber(redis.call('HGET', batch_key(batch), 'chunked') or 0) > 0 then
-  return { 0, 0, 'full' } -- what waits outside is cancelled as it is brought in, and is not to come to life by this
+  return { 0, 0, 'outside' } -- what waits there is cancelled as it is brought in, and is not to come to life by this
 end
 local room = room_of(owner_of(batch), tonumber(arg(4)))
 local wanted = {}
