@@ -3,12 +3,13 @@
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import cycle, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.common import say
 from bench.faults.batches import list_jobs, submit, wait_ended
@@ -29,6 +30,7 @@ DRAIN_TIMEOUT_S = 900.0
 HARM_GRACE_S = 60.0
 """How long the injector may go on with what it had begun when the batch ended; then there is nothing more to harm."""
 CONCURRENCY = 4
+AnswerT = TypeVar("AnswerT")
 AGAIN_S, SAID_S = 0.5, 30.0
 """Pauses between two tries, and how long a gateway may take to say what it has committed: nothing is promised until the
 leader has dropped a replica that is cut off."""
@@ -85,7 +87,8 @@ async def undisturbed_texts(cluster: Cluster, items: Sequence[BatchItem]) -> dic
     async def one(captioner: AsyncCaptioner, item: BatchItem) -> None:
         async with places:
             options = CaptionOptions.from_mapping(item.caption)
-            texts[item.custom_id] = (await captioner.caption(RemotePath(item.source), options=options)).text
+            caption = partial(captioner.caption, RemotePath(item.source), options=options)
+            texts[item.custom_id] = (await _once_there(item.custom_id, caption)).text
 
     async with AsyncExitStack() as stack:
         captioners = [await stack.enter_async_context(cluster.captioner(name)) for name in cluster.gateways]
@@ -97,12 +100,17 @@ async def undisturbed_texts(cluster: Cluster, items: Sequence[BatchItem]) -> dic
 
 async def _handed_in(captioner: AsyncCaptioner, key: str, items: Sequence[BatchItem]) -> str:
     """The batch's id; it is handed in again where the queue's leader was just replaced, as it is by one key."""
+    return await _once_there(key, lambda: submit(captioner, key, items))
+
+
+async def _once_there(what: str, call: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+    """Asks again while who is asked is away, or not heard on a machine that starts a dozen services."""
     async with asyncio.timeout(DRAIN_TIMEOUT_S):
         while True:
             try:
-                return await submit(captioner, key, items)
+                return await call()
             except ServiceUnavailable as error:
-                say(f"{key}: handed in again: {error}")
+                say(f"{what}: asked for again: {error}")
                 await asyncio.sleep(AGAIN_S)
 
 
