@@ -3,10 +3,11 @@ they freed goes back to the system. Needs no torch.
 """
 
 import asyncio
+import contextlib
 import ctypes
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 
@@ -20,18 +21,16 @@ MIB = 1024 * 1024
 # How much memory there is left on this machine, and how it gets some back.
 
 MEMORY_INFO = Path("/proc/meminfo")
+OWN_CGROUP = Path("/proc/self/cgroup")
 CGROUP = Path("/sys/fs/cgroup")
 _MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def available_bytes() -> int:
-    """What can still be taken of the machine, within the limits of our control group. Files that it has read, such as a
-    checkpoint, are dropped from memory for whoever needs it, there as elsewhere."""
-    available = _meminfo_available()
-    limit, used = _read_number(CGROUP / "memory.max"), _read_number(CGROUP / "memory.current")
-    if limit is not None and used is not None:
-        available = min(available, max(0, limit - max(0, used - _cached_bytes())))
-    return available
+    """What can still be taken of the machine, within the limits of our control groups. Files that it has read, such as
+    a checkpoint, are dropped from memory for whoever needs it, there as elsewhere."""
+    left = [_meminfo_available(), *map(_left_in, _cgroups())]
+    return min(each for each in left if each is not None)
 
 
 def host_budget(told_mib: int, share: float) -> int:
@@ -54,14 +53,39 @@ def _meminfo_available() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def _cached_bytes() -> int:
-    """Of files on disk, which the control group is charged for. What lies in memory only is not among them."""
+def _cgroups() -> Iterator[Path]:
+    """Folders of the control groups that bound this process, its own and those around it, of either version. A
+    container sees its own as the root."""
+    paths = {CGROUP: "", CGROUP / "memory": ""}
+    with contextlib.suppress(OSError):
+        for line in OWN_CGROUP.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers or "memory" in controllers.split(","):
+                paths[CGROUP / "memory" if controllers else CGROUP] = path.lstrip("/")
+    for root, path in paths.items():
+        yield from (each for each in (root / path, *(root / path).parents) if each.is_relative_to(root))
+
+
+def _left_in(group: Path) -> int | None:
+    """What a control group may still take; None where it has no limit."""
+    for limit_name, used_name, prefix in (
+        ("memory.max", "memory.current", ""),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ):
+        limit, used = _read_number(group / limit_name), _read_number(group / used_name)
+        if limit is not None and used is not None:
+            return max(0, limit - max(0, used - _cached_bytes(group, prefix)))
+    return None
+
+
+def _cached_bytes(group: Path, prefix: str) -> int:
+    """Of files on disk, which a control group is charged for. What lies in memory only is not among them."""
     try:
-        lines = (CGROUP / "memory.stat").read_text().splitlines()
+        lines = (group / "memory.stat").read_text().splitlines()
     except OSError:
         return 0
     counted = dict(line.split(maxsplit=1) for line in lines)
-    return sum(int(counted.get(name, 0)) for name in ("active_file", "inactive_file"))
+    return sum(int(counted.get(prefix + name, 0)) for name in ("active_file", "inactive_file"))
 
 
 def _read_number(path: Path) -> int | None:

@@ -141,6 +141,7 @@ def test_what_a_container_has_read_of_files_is_no_memory_that_it_lacks(
     meminfo.write_text(f"MemTotal: {10**9} kB\nMemAvailable: {10**9} kB\n")
     monkeypatch.setattr(budget, "MEMORY_INFO", meminfo)
     monkeypatch.setattr(budget, "CGROUP", tmp_path)
+    monkeypatch.setattr(budget, "OWN_CGROUP", tmp_path / "none")
     (tmp_path / "memory.max").write_text("16000\n")
     (tmp_path / "memory.current").write_text("15900\n")
     assert available_bytes() == 100
@@ -148,6 +149,38 @@ def test_what_a_container_has_read_of_files_is_no_memory_that_it_lacks(
     assert available_bytes() == 16000 - 15900 + 13000
     (tmp_path / "memory.max").write_text("max\n")
     assert available_bytes() == 10**9 * 1024
+
+
+@pytest.mark.parametrize(
+    ("told", "folder", "names"),
+    [
+        ("0::/job/step\n", "", ("memory.max", "memory.current", "inactive_file")),
+        (
+            "5:cpu:/other\n4:memory:/job/step\n",
+            "memory",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ),
+    ],
+)
+def test_a_task_of_a_scheduler_has_the_limits_of_all_groups_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, folder: str, names: tuple[str, str, str]
+) -> None:
+    """As Slurm and systemd set them, of both versions, in the tree of the whole machine."""
+    limit, used, cached = names
+    (meminfo := tmp_path / "meminfo").write_text(f"MemAvailable: {10**9} kB\n")
+    (own := tmp_path / "own").write_text(told)
+    monkeypatch.setattr(budget, "MEMORY_INFO", meminfo)
+    monkeypatch.setattr(budget, "OWN_CGROUP", own)
+    monkeypatch.setattr(budget, "CGROUP", tmp_path)
+    step = tmp_path / folder / "job" / "step"
+    step.mkdir(parents=True)
+    assert available_bytes() == 10**9 * 1024
+    (step / limit).write_text("9223372036854771712\n")  # none, as version 1 says it
+    (step / used).write_text("700\n")
+    (step.parent / limit).write_text("1000\n")
+    (step.parent / used).write_text("900\n")
+    (step.parent / "memory.stat").write_text(f"{cached} 50\n")
+    assert available_bytes() == 1000 - 900 + 50
 
 
 def test_a_budget_is_told_or_a_share_of_what_there_is() -> None:

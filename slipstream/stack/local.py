@@ -321,8 +321,8 @@ class Stack:
             names.append("front")
             addresses["front"] = gateway_address(f"127.0.0.1:{options.http}")
             options = _with_http_folder(options, (options.data or self.run_dir) / "http")
-        queue = {REDIS_VARIABLE: self.options.redis if self.queue is None else self.queue.server.url}
-        given = os.environ | self.options.env | (queue if self.options.archive else {})
+        url = "" if not self.options.archive else self.options.redis if self.queue is None else self.queue.server.url
+        given = os.environ | self.options.env | {REDIS_VARIABLE: url}  # and not that of the user's own environment
         for name in names:
             argv = service_argv(options, name, addresses)
             env = service_environment(name, given) | {PARENT_PID_VARIABLE: str(os.getpid())}
@@ -344,9 +344,9 @@ class Stack:
             raise group.exceptions[0] from None
 
     async def _start(self, process: ServiceProcess | QueueServer) -> None:
-        await process.start()
         telling = asyncio.create_task(self._tell_progress(process.name))
         try:
+            await process.start()
             await process.wait_serving(self.options.start_limit_s)
         finally:
             telling.cancel()
@@ -354,11 +354,11 @@ class Stack:
             self._started.notify_all()
 
     async def _tell_progress(self, name: str) -> None:
-        """Large weights take minutes: whoever waits is told that something happens."""
+        """Large weights take minutes, and a long queue: whoever waits is told that something happens."""
         for number in itertools.count(1):
             await asyncio.sleep(PROGRESS_S)
-            waited_s, limit_s = number * PROGRESS_S, self.options.start_limit_s
-            self._report(f"{name} has been starting for {waited_s:.0f} s, of at most {limit_s:.0f} (--start-timeout)")
+            limit = f", of at most {self.options.start_limit_s:.0f} (--start-timeout)" if name in self.processes else ""
+            self._report(f"{name} has been starting for {number * PROGRESS_S:.0f} s{limit}")
 
     async def _keep(self, process: ServiceProcess | QueueServer) -> None:
         failed_starts = 0

@@ -27,6 +27,7 @@ START_S, STOP_S = 30.0, 10.0
 LOCK_S = 5.0
 POLL_S = 0.02
 MAX_SOCKET_PATH = 100
+_PONG, _LOADING = b"+PONG\r\n", b"-LOADING"
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
 """All that the server is given: no token, and no key of its user's."""
 
@@ -177,29 +178,33 @@ class EmbeddedServer:
         return [find_server(), *(word for name, value in options.items() for word in (f"--{name}", value))]
 
     async def _wait_ready(self) -> None:
+        """A server that loads says so, and takes as long as its data needs."""
+        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(START_S):
-                while not await self._answers():
+            async with asyncio.timeout(START_S) as limit:
+                while (said := await self._answer()) != _PONG:
                     if not self.is_running:
                         raise InvalidConfig(f"the Redis server ended at its start; its log: {self.log_path}")
+                    if said.startswith(_LOADING):
+                        limit.reschedule(loop.time() + START_S)
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise ServiceUnavailable(f"no Redis server after {START_S:.0f} s; its log: {self.log_path}") from None
 
-    async def _answers(self) -> bool:
-        """Whether it is past loading: a PING is then answered with PONG."""
+    async def _answer(self) -> bytes:
+        """To a PING; b"" for none."""
         try:
             if self._port is None:
                 reader, writer = await asyncio.open_unix_connection(self._socket)
             else:
                 reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         except OSError:
-            return False
+            return b""
         try:
             writer.write(b"PING\r\n")
-            return await reader.readline() == b"+PONG\r\n"
+            return await reader.readline()
         except OSError:
-            return False
+            return b""
         finally:
             writer.close()
             with contextlib.suppress(OSError):

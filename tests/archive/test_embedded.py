@@ -1,5 +1,6 @@
 """The embedded server: it answers, keeps what it acknowledged, is alone on its folder and ends with its parent."""
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 
-from slipstream.errors import InvalidConfig
+from slipstream.errors import InvalidConfig, ServiceUnavailable
 from slipstream.stack import redis_server
 from slipstream.stack.redis_server import EmbeddedServer
 
@@ -35,6 +36,27 @@ async def test_what_was_acknowledged_survives_kill_and_restart(tmp_path: Path) -
         async with Redis.from_url(server.url) as redis:
             assert await redis.get("key") == b"value"
     assert not server.is_running
+
+
+async def test_data_may_load_for_longer_than_a_server_may_be_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading, silent = b"-LOADING the dataset\r\n", b""
+    told = [silent, *[loading] * 60]
+    answer = EmbeddedServer._answer
+
+    async def as_told(server: EmbeddedServer) -> bytes:
+        await asyncio.sleep(0.02)
+        return told.pop() if told else await answer(server)
+
+    monkeypatch.setattr(EmbeddedServer, "_answer", as_told)
+    monkeypatch.setattr(redis_server, "START_S", 2.0)
+    async with EmbeddedServer(tmp_path) as server, Redis.from_url(server.url) as redis:
+        assert not told and await redis.ping()
+    monkeypatch.setattr(redis_server, "START_S", 0.2)
+    told[:] = [silent] * 100
+    with pytest.raises(ServiceUnavailable, match=r"no Redis server after 0 s"):
+        await EmbeddedServer(tmp_path).start()
 
 
 async def test_deep_folders_and_loopback_ports(tmp_path: Path, unused_tcp_port: int) -> None:

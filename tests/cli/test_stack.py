@@ -119,6 +119,15 @@ async def test_a_redis_that_is_given_needs_no_server(options: StackOptions) -> N
         assert "SLIPSTREAM_GATEWAY_REDIS=redis://127.0.0.1:1" in environment
 
 
+async def test_without_the_archive_no_queue_of_the_environment_is_joined(
+    options: StackOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stack of one command would take jobs of a production that it cannot do."""
+    monkeypatch.setenv(local.REDIS_VARIABLE, "redis://127.0.0.1:1")
+    async with Stack(options) as stack:
+        assert f"{local.REDIS_VARIABLE}=" in environment_of(stack.processes["gateway"].pid)
+
+
 async def test_a_service_may_stay_dead_on_request(options: StackOptions) -> None:
     async with Stack(replace(options, restart=False)) as stack:
         draft = stack.processes["draft"]
