@@ -33,6 +33,7 @@ WAIT_S = 1.5
 """For replicas to say that they have a write."""
 SETTLE_S = 1.0
 """Behind the end of a replica, until sentinels have told each other what they did."""
+INFO = "INFO"
 PROMISES = frozenset(
     {"open", "submit", "seal", "finish", "open_parts", "put_part", "put_note", "add_chunk", "cancel", "retry_dead"}
     | {"plan_file", "ping"}
@@ -158,7 +159,7 @@ async def ask_keeping(url: str) -> Keeping:
             raise QueueUnavailable("the queue's Redis does not lead its group now")
         flushes = await _flushes(client)
     except NoPermissionError:
-        return Keeping(unasked="INFO")
+        return Keeping(unasked=INFO)
     except (RedisError, OSError, TimeoutError) as error:
         raise QueueUnavailable(f"the queue's Redis is not reachable: {error}") from None
     finally:

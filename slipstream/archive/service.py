@@ -11,7 +11,7 @@ from slipstream.archive.document_source import GatewayDocuments
 from slipstream.archive.feeder import Feeder
 from slipstream.archive.job_runner import ArchiveRunner, Progress
 from slipstream.archive.queue import DamagedRecord, JobQueue, Lease, Outcome, QueueUnavailable
-from slipstream.archive.redis_failover import Keeping, ask_keeping
+from slipstream.archive.redis_failover import INFO, Keeping, ask_keeping
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.archive.results_folder import ResultsFolder
 from slipstream.archive.spill_queue import SpillQueue
@@ -148,6 +148,8 @@ class ArchiveService:
         """Whether a store that keeps jobs so ends the process; otherwise what is to be known of it is logged."""
         if keeping.unasked:
             reason = f"this user may not ask the queue's Redis how it was started: {keeping.unasked}"
+            if self._config.redis_wait and keeping.unasked == INFO:
+                reason += "; nor who follows it, so only as many replicas as --redis-wait says are waited for, not all"
             get_logger().warning("queue.unchecked", reason=reason)
         if not (fault := keeping.fault(self._config.redis_wait)):
             return False

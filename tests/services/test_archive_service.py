@@ -152,23 +152,34 @@ async def test_a_store_that_may_lose_jobs_is_refused_unless_it_is_taken_as_it_is
 
 
 @pytest.mark.parametrize(
-    ("commands", "unasked"),
-    [(("+ping",), "INFO"), (("+ping", "+info"), "CONFIG GET appendfsync"), (("+ping", "+info", "+config|get"), "")],
+    ("commands", "replicas", "unasked", "ending"),
+    [
+        (("+ping",), 0, "INFO", "INFO"),
+        (("+ping",), 1, "INFO", "as many replicas as --redis-wait says are waited for, not all"),
+        (("+ping", "+info"), 1, "CONFIG GET appendfsync", "CONFIG GET appendfsync"),
+        (("+ping", "+info", "+config|get"), 0, "", ""),
+    ],
 )
 async def test_a_user_that_may_not_ask_is_warned_once(
-    commands: tuple[str, ...], unasked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    commands: tuple[str, ...],
+    replicas: int,
+    unasked: str,
+    ending: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(service_module, "LEADER_S", 0.01)
     questions = counted_questions(monkeypatch)
     async with EmbeddedServer(tmp_path) as server, Redis.from_url(server.url) as admin:
         await admin.execute_command("ACL", "SETUSER", "me", "on", ">secret", "~*", "nocommands", *commands)
-        gateway = Gateway(replace(CONFIG, redis=server.url.replace("unix://", "unix://me:secret@")))
+        url = server.url.replace("unix://", "unix://me:secret@")
+        gateway = Gateway(replace(CONFIG, redis=url, redis_wait=replicas))
         with capture_logs() as logs:
             gateway.archive.start()
             await eventually(lambda: len(questions) > 3)
         assert {each.unasked for each in questions} == {unasked} and not gateway.lifecycle.failed.is_set()
         warnings = [entry["reason"] for entry in logs if entry["event"] == "queue.unchecked"]
-        assert len(warnings) == bool(unasked) and all(each.endswith(unasked) for each in warnings)
+        assert len(warnings) == bool(unasked) and all(each.endswith(ending) for each in warnings)
         await gateway.archive.close()
 
 
