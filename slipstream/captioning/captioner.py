@@ -61,7 +61,7 @@ class GatewayCaptioner:
         byte is uploaded in vain.
         """
         with self.metrics.captioning(plan.method.name):
-            self.places.check()
+            self.places.check(of_one=current_rights().max_captions)
             yield
 
     async def caption_interactively(self, plan: CaptionPlan, upload: AsyncIterator[bytes], emit: Emit) -> Caption:

@@ -75,6 +75,7 @@ class DocumentCaptioner:
         plan names no path. Close it to end the work.
 
         Each page that is read at once takes one of the places for captions. Where there is but one, so it is for pages.
+        A document that waits for its turn takes none.
 
         Raises:
             Overloaded: too many captions are in work.
@@ -83,16 +84,15 @@ class DocumentCaptioner:
             SlipstreamError: whatever is wrong with the document, the request or the models.
         """
         captioner = self._captioner
-        captioner.places.check()
+        captioner.places.check(of_one=current_rights().max_captions)
         plan = captioner.settled(plan, await captioner.check(plan, wait_for_ready=True))
-        async with self._opened(plan, upload) as source:
+        async with self._opened(plan, upload) as source, self._turns:
             with captioner.places.held(of_one=current_rights().max_captions) as take:
-                async with self._turns:
-                    data = await source.files.run(_read_all, source.whole, self._config.max_document_bytes)
-                    at_once = _pages_at_once(take, self._config.pages_at_once)
-                    async with aclosing(self.events(data, asked, plan, pages_at_once=at_once)) as events:
-                        async for event in events:
-                            yield event
+                data = await source.files.run(_read_all, source.whole, self._config.max_document_bytes)
+                at_once = _pages_at_once(take, self._config.pages_at_once)
+                async with aclosing(self.events(data, asked, plan, pages_at_once=at_once)) as events:
+                    async for event in events:
+                        yield event
 
     async def events(
         self, data: bytes, asked: DocumentOptions, plan: CaptionPlan, *, pages_at_once: int

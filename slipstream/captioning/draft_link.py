@@ -197,10 +197,11 @@ class DraftLink:
 
     async def _take_part(self, draft: RemoteDraft) -> str:
         """Writes with the draft until it is lost; returns why."""
-        start = await self._make_start()
-        join = self._listener.draft_joining()
-        call = self._call = draft.open(start, join, self._video, timeout_s=self._timeout_s)
+        call = None
         try:
+            start = await self._make_start()
+            join = self._listener.draft_joining()
+            call = self._call = draft.open(start, join, self._video, timeout_s=self._timeout_s)
             async for event in call.events(self._silence_s, lambda: self._listener.draft_owes):
                 if isinstance(event, DraftReady):
                     self._listener.draft_ready(len(join.committed), event)
@@ -216,4 +217,5 @@ class DraftLink:
             get_logger().exception("draft.failed")
             return _INTERNAL
         finally:
-            call.cancel()
+            if call is not None:
+                call.cancel()

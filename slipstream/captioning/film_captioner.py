@@ -18,7 +18,14 @@ from slipstream.captioning.film_summary import Once, TimedText, not_kept, nothin
 from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
-from slipstream.errors import DeadlineExceeded, InvalidRequest, LimitExceeded, SlipstreamError, UnreadableVideo
+from slipstream.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    LimitExceeded,
+    Overloaded,
+    SlipstreamError,
+    UnreadableVideo,
+)
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.messages import Caption, CaptionEvent, CommittedText, FilmEvent, FilmFacts, Segment, SharedFrom
 from slipstream.rpc.security import current_rights
@@ -121,7 +128,7 @@ class FilmCaptioner:
             SlipstreamError: whatever is wrong with the film, the request or the models.
         """
         cut, captioner = cut_of(plan), self._captioner
-        captioner.places.check()
+        captioner.places.check(of_one=current_rights().max_captions)
         plan = captioner.settled(plan, await captioner.check(plan, wait_for_ready=True))
         with ExitStack() as held:
             async with captioner.media.open(plan.path, upload, owner=plan.owner) as source:
@@ -168,10 +175,17 @@ class FilmCaptioner:
         ahead: asyncio.Task[list[DecodedSegment]] | None = None
         there: deque[DecodedSegment] = deque()
         try:
-            while ahead is not None or waiting:
-                ahead = ahead or self._begin(plan, source, film, waiting.popleft())
-                there.extend(await ahead)
-                ahead = self._begin(plan, source, film, waiting.popleft()) if waiting else None
+            while waiting:
+                is_beside, ahead = ahead is not None, ahead or self._begin(plan, source, film, waiting[0])
+                try:
+                    there.extend(await ahead)
+                except Overloaded:
+                    if not is_beside:
+                        raise
+                    ahead = None  # it found no room beside frames of this film's own, which are free by now
+                    continue
+                waiting.popleft()
+                ahead = self._begin(plan, source, film, waiting[0]) if waiting else None
                 while there:
                     yield there.popleft()
         finally:

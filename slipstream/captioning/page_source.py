@@ -63,6 +63,8 @@ class PageSource:
         self._watch = watch or OcrWatch()
         self._asks_ocr = request.ocr
         self._given_up_at: float | None = None
+        self._trial_began: float | None = None
+        """When the second reader of a late draft had the page's picture."""
 
     async def events(self) -> AsyncGenerator[ReadEvent, None]:
         """The facts, then each page's picture and draft; the draft is empty, with a warning, where its reader was lost.
@@ -160,13 +162,14 @@ class PageSource:
         picture = self._undrafted
         if picture is None or draft.regions or not self._request.ocr or not await self._watch.is_outlasted():
             return draft
-        began = asyncio.get_running_loop().time()
+        self._trial_began = None
         trial = asyncio.create_task(self._read_beside(picture))
         has_room = asyncio.create_task(self._watch.wait_room())
         try:
             await asyncio.wait((trial, has_room), return_when=asyncio.FIRST_COMPLETED)
             if not trial.done():
-                self._watch.on_slower(asyncio.get_running_loop().time() - began)
+                if self._trial_began is not None:
+                    self._watch.on_slower(asyncio.get_running_loop().time() - self._trial_began)
                 return draft
             return trial.result() or draft
         finally:
@@ -181,6 +184,8 @@ class PageSource:
             events = self._reader.read(self._data, request, request_id=self._request_id, silence_s=self._silence_s)
             async with aclosing(events):
                 async for event in events:
+                    if isinstance(event, PagePicture):  # until then it waited for its turn at the reader
+                        self._trial_began = asyncio.get_running_loop().time()
                     if isinstance(event, PageDraft) and (event.width, event.height) == (picture.width, picture.height):
                         return event
         except SlipstreamError as error:

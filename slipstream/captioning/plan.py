@@ -9,7 +9,7 @@ from typing import Any
 from slipstream.captioning.config import GatewayConfig
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded
 from slipstream.option_specs import UNSET, OptionSpec
-from slipstream.options import DEFAULT_SUMMARY_PROMPT, OF_FILMS, OPTIONS, CaptionOptions
+from slipstream.options import DEFAULT_SUMMARY_PROMPT, MAX_PREDICTION_BYTES, OF_FILMS, OPTIONS, CaptionOptions
 from slipstream.sampling.params import SamplingDefaults, SamplingParams
 from slipstream.session_messages import DraftStart, TargetStart
 from slipstream.speculation.caption_book import Opening
@@ -131,8 +131,14 @@ class CaptionPlan:
         return Hints(self.options.prediction, self.options.max_window, self.tolerance)
 
     def hinted(self, texts: Sequence[str]) -> "CaptionPlan":
-        """The same with more texts to draft from, for a method that takes any."""
-        return replace(self, options=CaptionOptions(prediction=(*self.options.prediction, *texts)).over(self.options))
+        """The same with more texts to draft from, as many as there is room for, for a method that takes any."""
+        taken = list(self.options.prediction)
+        left = MAX_PREDICTION_BYTES - sum(len(text.encode()) for text in taken)
+        for text in texts:
+            if (num_bytes := len(text.encode())) <= left:
+                taken.append(text)
+                left -= num_bytes
+        return replace(self, options=CaptionOptions(prediction=tuple(taken)).over(self.options))
 
     @property
     def sends_proposals(self) -> bool:

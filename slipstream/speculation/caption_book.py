@@ -212,13 +212,15 @@ class CaptionBook:
     @property
     def newest(self) -> MeasuredCaptions | None:
         """What captions with a draft have shown, of the kind that ended last and its relatives at other loads; None
-        before both models' passes were measured."""
+        before both models' passes were measured, and where captions of hundreds of other kinds came since."""
         drafted = [kind for kind, costs in self._costs.items() if _is_measured(costs)]
         if not drafted:
             return None
         newest = drafted[-1]
         alike = {kind.load: self._costs[kind] for kind in drafted if _is_relative(kind, newest)}
-        shape = self._shapes[newest.size, newest.settings]
+        shape = self._shapes.get((newest.size, newest.settings))
+        if shape is None:  # forgotten, as captions of many other kinds have ended since without a draft
+            return None
         by_captions = {2 ** (load - 1): costs.draft_pass_s.value for load, costs in alike.items()}
         return MeasuredCaptions(alike[min(alike)], by_captions, shape.first_token_s.value, shape.num_tokens.value)
 

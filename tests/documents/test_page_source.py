@@ -47,6 +47,8 @@ class FakeReader:
     """Of each call, whether pages are to be read by OCR."""
     is_slow: bool = False
     """The OCR never ends."""
+    is_busy: bool = False
+    """Who asks for OCR waits for a turn that never comes."""
     num_pages: int = NUM_PAGES
     has_drawn: asyncio.Event = field(default_factory=asyncio.Event)
     """The last page's picture was asked for."""
@@ -62,6 +64,8 @@ class FakeReader:
         assert request.pictures
         self.asked.append(request.pages)
         self.by_ocr.append(request.ocr)
+        if self.is_busy and request.ocr:
+            await asyncio.Event().wait()
         num_events, failure = self.calls.pop(0) if self.calls else (10**6, None)
         for index, event in enumerate(self.events(parse_pages(request.pages, self.num_pages, 500))):
             if failure is not None and index == num_events:
@@ -219,6 +223,20 @@ async def test_a_second_reader_reads_a_page_that_takes_long(
     assert reader.asked == ["5,2,6", "5", "2", "6"] and reader.by_ocr == [False, True, True, True]
     by_ocr = [event.page for event in events if isinstance(event, PageDraft) and event.regions]
     assert by_ocr == ([5, 6] if failure is None else [])
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+async def test_a_second_reader_takes_no_time_before_it_has_its_turn(
+    monkeypatch: pytest.MonkeyPatch, is_busy: bool
+) -> None:
+    monkeypatch.setattr(ocr_gate, "EXPECTED_OCR_S", 0.01)
+    reader, watch = FakeReader([], is_slow=True, is_busy=is_busy, num_pages=1), OcrWatch(OcrGate())
+    slower: list[float] = []
+    monkeypatch.setattr(watch, "on_slower", slower.append)
+    async for event in source_of(reader, watch=watch).events():
+        if isinstance(event, PagePicture):
+            asyncio.get_running_loop().call_later(0.3, watch.on_ended, None)
+    assert reader.asked == ["", "1"] and len(slower) == (0 if is_busy else 1)
 
 
 async def test_who_is_asked_for_no_ocr_gives_none_up() -> None:

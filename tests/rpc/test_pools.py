@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream.errors import ModelNotUsable, ServiceUnavailable
+from slipstream.errors import ModelNotUsable, ServiceUnavailable, SlipstreamError, VersionMismatch
 from slipstream.rpc import pools
 from slipstream.rpc.pools import Pool, addresses_behind, is_name, one_or_pool, sketch_of, split_addresses
 from slipstream.service_info import ModelInfo, ServiceLoad
 from slipstream.speculation.placement import choose_target
+from tests.support.processes import eventually
 
 MODEL = ModelInfo(model_id="m", revision="r", dtype="float32")
 IDLE = ServiceLoad(max_sessions=4, kv_budget_bytes=4000)
@@ -30,6 +31,7 @@ class Fake:
     model: ModelInfo = MODEL
     load: ServiceLoad = IDLE
     is_there: bool = True
+    refused: SlipstreamError | None = None
     answers: asyncio.Event = field(default_factory=asyncio.Event)
     asked: int = 0
     closed_after_s: float | None = None
@@ -37,6 +39,8 @@ class Fake:
     async def ask(self) -> ModelInfo:
         self.asked += 1
         await self.answers.wait()
+        if self.refused is not None:
+            raise self.refused
         if not self.is_there:
             raise ServiceUnavailable(f"{self.address} is away")
         return self.model
@@ -105,6 +109,23 @@ async def test_one_that_is_frozen_delays_a_choice_for_a_moment(monkeypatch: pyte
         assert await pool.ask() == MODEL
         assert await placed(pool, 4) == {"unix:b"}
         assert fakes["unix:a"].asked == 1, "who is being asked is not asked again"
+
+
+@pytest.mark.parametrize("older", ["unix:a", "unix:b"])
+async def test_one_of_another_release_is_no_reason_not_to_wait_for_the_other(older: str) -> None:
+    """Whichever is named first, as in an upgrade of one after the other."""
+    newer = {"unix:a": "unix:b", "unix:b": "unix:a"}[older]
+    async with pool_of("unix:a", "unix:b") as (pool, fakes):
+        fakes[older].refused = VersionMismatch("it speaks another version")
+        fakes[newer].is_there = False
+        with pytest.raises(ServiceUnavailable, match=f"{newer} is away"):
+            await pool.ask()
+        waiting = asyncio.create_task(pool.wait(60))
+        asked = fakes[newer].asked
+        await eventually(lambda: fakes[newer].asked > asked)
+        fakes[newer].is_there = True
+        await waiting
+        assert await placed(pool, 2) == {newer}
 
 
 async def test_another_model_is_refused_and_never_taken() -> None:

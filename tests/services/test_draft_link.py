@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc
 import pytest
 
 from slipstream.captioning import draft_link
@@ -59,4 +61,54 @@ async def test_without_a_draft_it_is_said_once_and_asked_again(
     running = asyncio.create_task(link.run())
     await peers.thrice.wait()
     assert listener.missing == [told] and not running.done()
+    running.cancel()
+
+
+class Leaving:
+    """A draft that was chosen, and whose connection is closed before it is asked anything."""
+
+    def open(self, *_: Any, **__: Any) -> Any:
+        raise grpc.aio.UsageError("Channel is closed.")
+
+
+class Joining(Listener):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost: list[str] = []
+        self.twice = asyncio.Event()
+
+    def draft_joining(self) -> Any:
+        return None
+
+    def draft_lost(self, reason: str) -> None:
+        self.lost.append(reason)
+        if len(self.lost) == 2:
+            self.twice.set()
+
+
+@pytest.mark.parametrize("starts", [True, False])
+async def test_a_draft_that_leaves_as_it_is_asked_is_one_that_was_lost(
+    monkeypatch: pytest.MonkeyPatch, starts: bool
+) -> None:
+    monkeypatch.setattr(draft_link, "FIRST_BACK_OFF_S", 0.001)
+
+    async def choose() -> Any:
+        return Leaving()
+
+    async def make_start() -> Any:
+        if not starts:
+            raise ServiceUnavailable("the target has gone")
+
+    listener = Joining()
+    link = DraftLink(
+        cast(Peers, SimpleNamespace(choose_draft=choose)),
+        make_start,
+        cast(SampledVideo, None),
+        cast(DraftListener, listener),
+        silence_s=1.0,
+        timeout_s=1.0,
+    )
+    running = asyncio.create_task(link.run())
+    await listener.twice.wait()
+    assert set(listener.lost) == {draft_link._INTERNAL if starts else "the target has gone"} and not running.done()
     running.cancel()

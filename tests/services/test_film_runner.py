@@ -23,7 +23,14 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.film_captioner import Film, FilmCaptioner
 from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan, make_plan
-from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable, SlipstreamError, UnreadableVideo
+from slipstream.errors import (
+    InvalidRequest,
+    LimitExceeded,
+    Overloaded,
+    ServiceUnavailable,
+    SlipstreamError,
+    UnreadableVideo,
+)
 from slipstream.messages import Caption, Segment
 from slipstream.metrics import GatewayMetrics
 from slipstream.options import CaptionOptions
@@ -371,3 +378,26 @@ async def test_frames_are_decoded_one_group_ahead_and_no_further() -> None:
     assert models.media.num_open == 1 and first.video is not None
     first.video.close()
     assert not models.media.num_open
+
+
+async def test_frames_that_find_no_room_beside_a_films_own_are_asked_for_once_that_is_free() -> None:
+    models = FakeCaptioner()
+    films = FilmCaptioner(CONFIG, cast(GatewayCaptioner, models))
+    plan = make_plan(CaptionOptions(segments="fixed:1s"), CONFIG)
+    film = Film(START_S, tuple(map(float, range(SEGMENTS + 1))))
+    source = cast(VideoFile, type("Source", (), {"num_bytes": 12}))
+    decoded = films.decoded(plan, source, film, [0, 1, 2, 3, 4])
+    models.media.refused = {2: Overloaded("no room for frames"), 4: Overloaded("no room for frames")}
+    for number in (0, 1):
+        one = await anext(decoded)
+        assert one.segment.number == number and one.video is not None
+        one.video.close()
+    await eventually(lambda: len(models.media.asked) == 2)
+    del models.media.refused[2]
+    for number in (2, 3):
+        one = await anext(decoded)
+        assert one.segment.number == number and one.video is not None
+        one.video.close()
+    with pytest.raises(Overloaded):
+        await anext(decoded)
+    assert models.media.asked == [[0, 1], [2, 3], [2, 3], [4], [4]] and not models.media.num_open

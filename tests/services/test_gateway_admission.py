@@ -185,3 +185,28 @@ async def test_a_flood_of_watchers_without_a_token(stack: Stack, world: World, t
             )
             assert [event async for event in whole][-1].summary.num_tokens == 4
         assert len(logged(process.log_path, "request.refused")) <= 300, "and the log stays small"
+
+
+async def test_the_tokens_file_may_give_more_than_a_share_or_nothing(
+    stack: Stack, world: World, tmp_path: Path
+) -> None:
+    made = {owner: new_token(owner) for owner in ("alice", "bob")}
+    (tmp_path / "tokens").write_text(f"{made['alice'][1]} max-captions=2\n{made['bob'][1]} max-captions=0\n")
+    flags = ("--tokens", str(tmp_path / "tokens"), "--max-captions", "4", "--owner-share", "0.25")
+    async with gateway_with(stack, tmp_path, *flags) as process, open_channel(process.address) as channel:
+        alice, bob = (token_metadata(process.address, None, made[owner][0]) for owner in ("alice", "bob"))
+        stub = gateway_pb2_grpc.GatewayStub(channel)
+
+        def asked(**more: Any) -> list[gateway_pb2.CaptionRequest]:
+            return [options_message(**SMALL | more), *upload_messages(world.clips[1])]
+
+        long = stub.Caption(iter(asked(num_frames=NUM_FRAMES, max_new_tokens=1500)), metadata=alice)
+        while not (await long.read()).HasField("text"):
+            pass
+        second = stub.Caption(iter(asked()), metadata=alice)
+        assert [event async for event in second][-1].summary.num_tokens == 4, "the share is one"
+        upload = stub.Caption(metadata=bob)
+        await upload.write(options_message(**SMALL))
+        code, message = await end_of(upload)
+        assert code is EXHAUSTED and "one caller may have 0 of 4" in message
+        long.cancel()

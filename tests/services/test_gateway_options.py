@@ -7,7 +7,7 @@ import pytest
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.errors import InvalidRequest
-from slipstream.options import CaptionOptions
+from slipstream.options import MAX_PREDICTION_BYTES, CaptionOptions
 from slipstream.sampling.params import SamplingDefaults, SamplingParams
 from slipstream.speculation.methods import METHODS, Lossy
 
@@ -68,3 +68,9 @@ def test_a_given_zero_is_not_a_default() -> None:
     for name in ("top_p", "repetition_penalty"):
         with pytest.raises(InvalidRequest, match=f"{name} must be above 0"):
             plan_of(**{name: 0.0})
+
+
+def test_hints_of_the_gateways_own_never_make_a_request_too_large() -> None:
+    given = "g" * (MAX_PREDICTION_BYTES - 10)
+    plan = plan_of(prediction=(given,)).hinted(["\u00e9" * 6, "four", "\u00e9" * 3, "x"])
+    assert plan.options.prediction == (given, "four", "\u00e9" * 3)

@@ -8,20 +8,23 @@ from typing import Any, cast
 
 import pytest
 
+from slipstream.captioning import document_captioner, film_captioner
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.captioning.film_captioner import FilmCaptioner
 from slipstream.captioning.media import Media, VideoFile
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.documents.reading import DocumentOptions
-from slipstream.errors import DeadlineExceeded
+from slipstream.errors import DeadlineExceeded, Overloaded
 from slipstream.messages import Caption
 from slipstream.options import CaptionOptions
 from slipstream.rpc.callers import Places
 from slipstream.rpc.reader import RemoteReader
+from slipstream.rpc.security import OwnerRights
 from slipstream.video.messages import SampledVideo
 from tests.services import test_documents_by_address as documents
 from tests.services import test_film_runner as films
+from tests.support.processes import eventually
 
 LIMIT_S = 0.05
 
@@ -85,3 +88,56 @@ async def test_a_page_that_takes_too_long() -> None:
             [event async for event in events]
     finally:
         media.close()
+
+
+async def test_a_document_that_waits_for_its_turn_keeps_no_caption_from_its_place() -> None:
+    config = replace(documents.CONFIG, documents_at_once=1)
+    media = Media(config)
+    models = SilentTarget(media)
+    reading = DocumentCaptioner(config, cast(GatewayCaptioner, models), cast(RemoteReader, documents.FakeReader(media)))
+    asked, uploaded = DocumentOptions(), 0
+
+    async def upload() -> AsyncIterator[bytes]:
+        nonlocal uploaded
+        yield documents.PDF
+        uploaded += 1
+
+    async def read() -> None:
+        async for _ in reading.read_interactively(asked, reading.plan(asked), upload()):
+            pass
+
+    callers = [asyncio.create_task(read()) for _ in range(3)]
+    await eventually(lambda: uploaded == 3 and models.places.used > 0)
+    await asyncio.sleep(0.05)
+    assert models.places.used == config.pages_at_once
+    for caller in callers:
+        caller.cancel()
+    await asyncio.wait(callers)
+    assert not models.places.used
+    media.close()
+
+
+@pytest.mark.parametrize("kind", ["film", "document"])
+async def test_who_may_have_no_captions_is_told_before_anything_is_uploaded(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (film_captioner, document_captioner):
+        monkeypatch.setattr(module, "current_rights", lambda: OwnerRights(max_captions=0))
+
+    async def nothing() -> AsyncIterator[bytes]:
+        raise AssertionError("nothing is uploaded")
+        yield b""
+
+    media = Media(documents.CONFIG)
+    if kind == "film":
+        config, models = films.CONFIG, cast(GatewayCaptioner, FilmModels(captions_segments=True))
+        plan = make_plan(CaptionOptions(segments="fixed:1s"), config)
+        events: Any = FilmCaptioner(config, models).caption_interactively(plan, nothing())
+    else:
+        captioner = cast(GatewayCaptioner, documents.FakeCaptioner(media))
+        reading = DocumentCaptioner(documents.CONFIG, captioner, cast(RemoteReader, documents.FakeReader(media)))
+        asked = DocumentOptions()
+        events = reading.read_interactively(asked, reading.plan(asked), nothing())
+    with pytest.raises(Overloaded, match="one caller may have 0 of 4"):
+        await anext(events)
+    media.close()

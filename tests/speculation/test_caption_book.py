@@ -243,3 +243,24 @@ def test_what_passes_cost_is_known_to_the_next_caption_and_to_relatives() -> Non
     assert not relative.costs.plain_token_s.weight, "what a plain pass costs at this load is to be measured"
     stranger = process.book.begin(replace(KIND, settings="x"), CostModel(), gated=True, max_window=MAX_WINDOW)
     assert not stranger.costs.draft_pass_s.weight and stranger.costs.plain_token_s.value == PLAIN_S
+
+
+def test_the_newest_kind_may_have_been_forgotten_by_half() -> None:
+    """Captions that rest, and those without a draft, say how long texts are, and nothing of what passes cost."""
+    process, newest, resting = Process(), replace(KIND, settings="newest"), replace(KIND, settings="resting")
+
+    def measure(kind: Kind) -> None:
+        opening = process.begin(kind)
+        opening.costs.draft_pass_s.observe(0.001)
+        process.book.end(opening, 50)
+
+    for kind in (resting, newest):
+        measure(kind)
+    assert process.book.newest is not None
+    process.book.end(replace(process.begin(resting), start=Start.REST), 1)
+    for number in range(MOST_ENTRIES - 1):
+        plain = replace(KIND, settings=f"plain {number}")
+        process.book.end(process.book.begin(plain, CostModel(), gated=False, max_window=MAX_WINDOW), 1)
+    assert process.book.newest is None
+    measure(newest)
+    assert process.book.newest is not None
