@@ -195,9 +195,14 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
 
     async def _prepare(self, session: DraftSession) -> DraftReady:
         """Encodes while the guidance is on its way, prunes and prefills."""
-        ((embeddings, encode_s), encoded_at), ((guidance, guidance_bytes), guided_at) = await asyncio.gather(
-            _with_end(self.engine.encode(session)), _with_end(self._pull_guidance(session))
-        )
+        try:
+            async with asyncio.TaskGroup() as group:  # of which one that fails ends the other
+                encoding = group.create_task(_with_end(self.engine.encode(session)))
+                pulling = group.create_task(_with_end(self._pull_guidance(session)))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        (embeddings, encode_s), encoded_at = encoding.result()
+        (guidance, guidance_bytes), guided_at = pulling.result()
         keep, prune_s = await self.engine.choose_tokens(session, embeddings, guidance)
         prefill_s = await self.engine.prefill(session, embeddings, keep)
         get_logger().info("draft.ready", kept_tokens=len(keep), guidance_bytes=guidance_bytes)

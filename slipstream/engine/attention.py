@@ -35,6 +35,8 @@ IMPLEMENTATION = "slipstream"
 
 _MAX_ROWS = 64
 """Query rows that `MatmulKernel` scores at a time: bounds its score matrix and is the fastest block."""
+_MAX_MASKED = 512
+"""Query rows of which `SdpaKernel` makes one mask."""
 _UNPLANNED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 """What decoding takes of SDPA on CUDA. cuDNN's, the one left out, makes a plan on the host for each number of keys, of
 which every pass has another."""
@@ -73,9 +75,25 @@ class SdpaKernel:
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
         heads, num_rows, head_dim = query.shape
         kv_heads = keys.shape[0]
+        if segment.is_masked and num_rows > _MAX_MASKED:
+            return self._attend_in_blocks(query, keys, values, segment, scale)
         folded = query.reshape(1, kv_heads, -1, head_dim)
         mask = segment.folded_mask(heads // kv_heads) if segment.is_masked else None
         return _attended(folded, keys[None], values[None], mask, scale).view(heads, num_rows, head_dim)
+
+    @staticmethod
+    def _attend_in_blocks(query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
+        """A long prompt behind a long past, whose mask as a whole would take a gigabyte."""
+        kv_heads, head_dim = keys.shape[0], query.shape[-1]
+        grouped = query.reshape(kv_heads, -1, *query.shape[1:])
+        output = grouped.new_empty(grouped.shape)
+        for first in range(0, query.shape[1], _MAX_MASKED):
+            block = grouped[:, :, first : first + _MAX_MASKED]
+            mask = segment.mask_of(slice(first, first + _MAX_MASKED), grouped.shape[1])
+            folded = block.reshape(1, kv_heads, -1, head_dim)
+            attended = _attended(folded, keys[None], values[None], mask, scale)
+            output[:, :, first : first + _MAX_MASKED] = attended.view(block.shape)
+        return output.view(query.shape)
 
     def attend_causal(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         return scaled_dot_product_attention(

@@ -353,10 +353,10 @@ class Prefill:
         Raises:
             ValueError: the video is not part of this pass, which resumes behind it.
         """
+        if len(keep) == len(self._video):  # none of none, too
+            return
         if not len(self._video):
             raise ValueError("the pass resumes behind the video, whose tokens are in the cache for good")
-        if len(keep) == len(self._video):
-            return
         rows, self._video = kept_rows(keep, self._video, self._forward.hidden.shape[0])
         self._forward.keep_rows(rows)
         if self._observer is not None:

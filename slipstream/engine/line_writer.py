@@ -26,6 +26,8 @@ FLUSH_S = 0.005
 """A chunk that is not yet whole leaves after this long: fast drafts send windows, slow drafts send tokens."""
 FIRST_PASS_S = 0.001
 """What a pass is held for until one was measured."""
+CATCH_UP = 64
+"""Tokens of a text that a pass takes in at most, where the draft joins or goes on behind many."""
 AHEAD = -1
 """Stands for the rows of a token that is written without a look at it."""
 
@@ -247,23 +249,24 @@ class LineWriter:
             self._append(session, taken)
 
     def _step(self, sessions: Sequence[DraftSession]) -> None:
-        """The next token of every session; the first of a caption comes from the prefill's logits."""
-        batch = [(session, session.work.state, _unseen(session)) for session in sessions]
-        stepping = [(state, unseen) for _, state, unseen in batch if unseen]
+        """The next token of every session; the first of a caption comes from the prefill's logits. Who joins a long
+        text takes it in piece by piece before: the logits of one pass over all of it would take a gigabyte."""
+        batch = [(session, session.work.state, *_piece(_unseen(session))) for session in sessions]
+        stepping = [(state, window) for _, state, window, _ in batch if window]
         started = time.perf_counter()
         outcomes = iter(step_each(self._model.step, stepping) if stepping else ())
         trees = [window for _, window in stepping if isinstance(window, TokenTree)]
         if trees and len(trees) == len(stepping):
             self._learn(sum(len(tree.new_token_ids) - 1 for tree in trees), time.perf_counter() - started)
-        for session, _, unseen in batch:
-            outcome = next(outcomes) if unseen else session.prompt_logits
+        for session, _, window, is_all in batch:
+            outcome = next(outcomes) if window else session.prompt_logits
             if not isinstance(outcome, torch.Tensor):
                 self._fail(session, outcome)
-            elif session.growth is not None or session.branches is not None:
-                rows = outcome if isinstance(unseen, TokenTree) else outcome.view(-1, outcome.shape[-1])[-1:]
+            elif is_all and (session.growth is not None or session.branches is not None):
+                rows = outcome if isinstance(window, TokenTree) else outcome.view(-1, outcome.shape[-1])[-1:]
                 self._grow(session, rows)
-            else:
-                self._choose(session, outcome[-1] if unseen else outcome)
+            elif is_all:
+                self._choose(session, outcome[-1] if window else outcome)
 
     def _learn(self, num_rows: int, seconds: float) -> None:
         """What a pass over nodes alone took, by its rows beyond one a session, or a token `AHEAD`. The first one of so
@@ -343,6 +346,13 @@ class LineWriter:
         self._thread.note(error)
         self._writing.pop(session, None)
         self._loop.call_soon_threadsafe(session.chunks.put_nowait, error)
+
+
+def _piece(unseen: Window) -> tuple[Window, bool]:
+    """What one pass takes in of it, and whether that is all."""
+    if isinstance(unseen, TokenTree) or len(unseen) <= CATCH_UP:
+        return unseen, True
+    return unseen[:CATCH_UP], False
 
 
 def _unseen(session: DraftSession) -> Window:

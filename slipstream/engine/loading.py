@@ -107,6 +107,7 @@ def load_model(
         except Exception as error:  # upstream raises dozens of types for a damaged checkpoint
             raise ModelNotUsable(f"{ref}: cannot be loaded: {error}") from error
     _check_attention(checkpoint, adapter.decoder)
+    _settle_positions(adapter.decoder)
     if torch_device.type == "cuda":
         _settle_weights(adapter)
     info = _describe(checkpoint, model, adapter, tokenizer, revision.result())
@@ -153,10 +154,10 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         if device.type == "cuda":
             _expand_segments()
-        torch.empty(1, device=device)
+        device = torch.empty(1, device=device).device  # which has an index, where a name may have none
         if device.type == "cuda":
             torch.cuda.set_device(device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise ModelNotUsable(f"device {name!r} is not usable here; {_devices_here()}: {reason}") from error
     return device
@@ -251,6 +252,14 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype, where: Mapping[str
     if missing:
         raise ModelNotUsable(f"{checkpoint.ref}: {len(missing)} weights are missing, for example {missing[0]}")
     return cast(PreTrainedModel, model)
+
+
+def _settle_positions(decoder: Decoder) -> None:
+    """Frequencies that follow the length of a text, "dynamic" ones, change beyond the context alone, and nothing is
+    served there. Asked each time whether it was left they cost a GPU a wait a pass, and no graph holds them."""
+    rotary: Any = decoder.rotary_emb
+    if getattr(rotary, "rope_type", None) == "dynamic":
+        rotary.rope_type = "default"
 
 
 def _settle_weights(adapter: Adapter) -> None:

@@ -133,8 +133,12 @@ class Segment:
         [group_size * length, past + num_columns], built once for all layers.
         """
         if self._folded_mask is None:
-            self._folded_mask = pad(self.window_mask, (self.past, 0)).repeat(group_size, 1)
+            self._folded_mask = self.mask_of(slice(None), group_size)
         return self._folded_mask
+
+    def mask_of(self, rows: slice, group_size: int) -> Tensor:
+        """The same of some of the new rows, made anew."""
+        return pad(self.window_mask[rows], (self.past, 0)).repeat(group_size, 1)
 
     def in_layer(self, layer: int) -> "Segment":
         """The segment as `layer` has it: with a shorter past where the layer holds fewer rows than there are tokens."""

@@ -106,14 +106,20 @@ class TextAttention:
         """Records a layer, see `Observer`."""
         if self._layers is not None and layer not in self._layers:
             return
+        self._group_size = len(query) // len(keys)
+        sums = torch.zeros(len(keys), len(self.video), device=keys.device)
+        if len(self.video):  # a text alone may fill the context, and its mask the memory
+            self._add_shares(sums, query, keys, scale)
+        self._by_layer[layer] = self.join_heads(sums / len(self._rows))
+
+    def _add_shares(self, sums: Tensor, query: Tensor, keys: Tensor, scale: float) -> None:
+        """To [kv_heads, num_video_tokens] the shares of all text rows."""
         kv_heads, num_keys, head_dim = keys.shape
         text = query[:, query.shape[1] - self._num_text :][:, self._rows]
-        self._group_size = len(text) // kv_heads
         folded = text.reshape(kv_heads, self._group_size, len(self._rows), head_dim)
         first_key = num_keys - self._num_text  # the first text row's own
         mask = torch.full((self._num_text, self._num_text), float("-inf"), device=keys.device).triu_(1)[self._rows]
         video = self.video.to(keys.device)
-        sums = torch.zeros(kv_heads, len(video), device=keys.device)
         block_len = max(1, _MAX_SCORES // (self._group_size * num_keys))
         for head in range(kv_heads):
             head_keys = keys[head].T.float()
@@ -122,7 +128,6 @@ class TextAttention:
                 scores = folded[head, :, rows].float() * scale @ head_keys
                 scores[..., first_key:] += mask[rows]
                 sums[head] += scores.softmax(dim=-1)[..., video].sum(dim=(0, 1))
-        self._by_layer[layer] = self.join_heads(sums / len(self._rows))
 
     def _head_mean(self, layer: int) -> Tensor:
         by_head = self._by_layer[layer]

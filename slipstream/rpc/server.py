@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, TypeVar
 
 import grpc
@@ -271,7 +272,9 @@ async def _serve(
         lifecycle.stopping.set()
         await health_servicer.enter_graceful_shutdown()
         await _drain(server, calls, stopping, config, can_finish=not isinstance(lifecycle.failure, DeviceLost))
-        if not isinstance(lifecycle.failure, DeviceLost):  # what waits for a lost device or rank may never end
+        if isinstance(lifecycle.failure, DeviceLost):  # what waits for it, or for a rank, may never end
+            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
+        else:
             await close()
         watching.cancel()
         await _settle()

@@ -66,6 +66,20 @@ def test_packed_segments_equal_the_textbook(kernel: Kernel, heads: int, kv_heads
     torch.testing.assert_close(output[0], torch.cat(expected), rtol=1e-5, atol=1e-5)
 
 
+def test_a_long_segment_is_attended_in_blocks_with_a_small_mask_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, num_rows, past = SdpaKernel(), 130, 3
+    query, (keys, values) = torch.randn(4, num_rows, HEAD_DIM), torch.randn(2, 2, past + num_rows, HEAD_DIM)
+    masks: list[int] = []
+    mask_of = Segment.mask_of
+    monkeypatch.setattr(Segment, "mask_of", lambda *asked: (mask := mask_of(*asked), masks.append(len(mask)))[0])
+    monkeypatch.setattr(attention, "_MAX_MASKED", 32)
+    cache = KVCache(1, capacity=256, key_layout=kernel.key_layout, value_layout=kernel.value_layout)
+    segment = Segment(0, num_rows, cache, past, query.device, query.dtype)
+    output = kernel.attend(query, keys, values, segment, SCALE)
+    torch.testing.assert_close(output.transpose(0, 1), textbook(query, keys, values), rtol=1e-5, atol=1e-5)
+    assert masks == [64, 64, 64, 64, 4], "two query heads share keys"
+
+
 class OnCuda(Tensor):
     """Says that it lies on a GPU."""
 

@@ -54,7 +54,7 @@ def masked_logits(
 
 
 @pytest.mark.parametrize("attention", ["matmul", "sdpa", "joined"])
-@pytest.mark.parametrize("stages", [{0: [4, 5]}, {1: []}, {2: [0]}, {3: [1, 2]}, STAGES], ids=str)
+@pytest.mark.parametrize("stages", [{0: [4, 5]}, {1: []}, {1: [], 2: []}, {2: [0]}, {3: [1, 2]}, STAGES], ids=str)
 def test_dropped_tokens_are_gone_from_the_layers_that_follow(
     pair: Pair, attention: str, stages: dict[int, list[int]]
 ) -> None:

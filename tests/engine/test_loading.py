@@ -20,7 +20,8 @@ from slipstream.engine.forward import Decoder
 from slipstream.engine.loading import _check_attention
 from slipstream.errors import ModelNotUsable
 from slipstream.sampling.params import SamplingDefaults
-from tests.engine.conftest import Pair
+from tests.engine.conftest import Pair, load_pair, random_frames
+from tests.engine.test_engine import greedy
 from tests.support.tiny_checkpoint import TOKENS_PER_FRAME, write_tiny_llava
 
 
@@ -316,6 +317,35 @@ def test_a_gpu_that_is_not_there_is_told_beside_those_that_are(monkeypatch: pyte
         loading._device("cuda:5")
 
 
+def test_a_gpu_without_a_number_is_the_one_that_torch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[torch.device] = []
+
+    def set_device(device: torch.device) -> None:
+        if device.index is None:  # as torch's own does
+            raise ValueError("Expected a torch.device with a specified index")
+        taken.append(device)
+
+    first = SimpleNamespace(device=torch.device("cuda", 0))
+    monkeypatch.setattr(loading, "_expand_segments", lambda: None)
+    monkeypatch.setattr(torch, "empty", lambda num, device: first if device.type == "cuda" else None)
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    assert loading._device("cuda") == torch.device("cuda:0") == taken[0]
+
+
+def test_positions_ask_no_device_how_long_a_text_is(tmp_path: Path) -> None:
+    """Frequencies that grow with the text do so behind the context, where nothing is served."""
+    path = write_tiny_llava(tmp_path, seed=7)
+    config = json.loads((path / "config.json").read_text())
+    config["text_config"]["rope_parameters"] |= {"rope_type": "dynamic", "factor": 2.0}
+    (path / "config.json").write_text(json.dumps(config))
+    pair, frames = load_pair(path), random_frames(3, 1)
+    theirs: Any = pair.theirs.model.language_model.rotary_emb
+    ours: Any = pair.ours.runner.decoder.rotary_emb
+    assert (theirs.rope_type, ours.rope_type) == ("dynamic", "default")
+    _, state, logits = pair.prefill("What happens?", frames)
+    assert greedy(pair.ours, state, logits, 40) == pair.generate("What happens?", frames, 40)
+
+
 def test_room_that_another_model_took_meanwhile(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee ...")
@@ -356,7 +386,8 @@ def test_the_allocator_expands_segments_unless_its_user_says_otherwise(
     if given:
         monkeypatch.setenv(given, "max_split_size_mb:64")
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
-    monkeypatch.setattr(torch, "empty", lambda *_, device: told.append(str(device)))
+    there = SimpleNamespace(device=torch.device("cuda", 0))
+    monkeypatch.setattr(torch, "empty", lambda *_, device: (told.append(str(device)), there)[1])
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     loading._device("cuda:0")
     assert told == [*([] if given else ["expandable_segments:True"]), "cuda:0"]

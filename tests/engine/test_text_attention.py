@@ -122,3 +122,13 @@ def test_a_prompt_has_the_text_rows_it_has(pair: Pair) -> None:
         TextAttention(plan, text_rows=[plan.num_text_tokens])
     with pytest.raises(ValueError, match="at least one"):
         TextAttention(plan, text_rows=[])
+
+
+def test_a_text_alone_pays_nothing_to_a_video_and_is_not_looked_at(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a film's summary, whose prompt may fill the context."""
+    monkeypatch.setattr(TextAttention, "_add_shares", lambda *_: pytest.fail("there is no video"))
+    plan = pair.ours.plan_text("What happens?")
+    attention = TextAttention(plan)
+    pair.ours.start_text(plan, observer=attention).finish()
+    assert [recorded.shape for recorded in attention.by_layer.values()] == [(2, 0)] * 3
+    assert attention.mean().shape == (0,)

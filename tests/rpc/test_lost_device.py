@@ -25,6 +25,7 @@ async def setup(server, config, lifecycle):
     async def close():
         threading.Event().wait()  # as for a thread in a collective whose other ranks are gone
 
+    asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)  # as a copy from the device
     asyncio.get_running_loop().call_later(0.1, lifecycle.fail, DeviceLost("gone"))
     return close
 

@@ -7,12 +7,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import grpc
 import pytest
 import torch
 
 from slipstream.engine import VideoLM, draft_engine, load_model
 from slipstream.engine.draft_engine import DraftEngine, DraftLimits
 from slipstream.engine.thread import ModelThread
+from slipstream.errors import LimitExceeded
 from slipstream.pruning import Guidance
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc
 from slipstream.services.draft.servicer import DraftServicer, Targets
@@ -100,3 +102,28 @@ async def test_guidance_that_comes_late_is_waited_for(model: VideoLM, tmp_path: 
     engine.encode = encode_first  # type: ignore[method-assign]
     async with serving(engine, targets, tmp_path) as draft:
         assert (await ready(draft)).guidance_s > 0
+
+
+async def test_who_cannot_encode_pulls_no_longer(
+    model: VideoLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target counts what is pulled from it, and the gateway comes again at once."""
+    targets, answer, has_ended = FakeTargets(8), asyncio.Event(), asyncio.Event()
+
+    async def pull(*asked: Any) -> tuple[Guidance, int]:
+        try:
+            await answer.wait()
+        finally:
+            has_ended.set()
+        raise AssertionError("not reached")
+
+    async def encode(*_: Any) -> Any:
+        raise LimitExceeded("there is no room")
+
+    monkeypatch.setattr(targets, "pull", pull)
+    engine = engine_of(model)
+    monkeypatch.setattr(engine, "encode", encode)
+    async with serving(engine, targets, tmp_path) as draft:
+        with pytest.raises(grpc.aio.AioRpcError, match="there is no room"):
+            await ready(draft)
+        await asyncio.wait_for(has_ended.wait(), 30)

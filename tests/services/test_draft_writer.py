@@ -13,6 +13,7 @@ import pytest
 from slipstream.engine import VideoLM, load_model
 from slipstream.engine import line_writer as writer_module
 from slipstream.engine import thread as threads
+from slipstream.engine.batcher import step_each
 from slipstream.engine.draft_engine import HEADROOM_TOKENS, DraftEngine, DraftLimits
 from slipstream.engine.draft_session import DraftSession
 from slipstream.engine.static.step import MAX_AHEAD
@@ -196,6 +197,34 @@ async def test_a_draft_that_joins_late_holds_what_was_counted_for_it(model: Vide
         await prepared(engine, session, some_frames())
         await line(engine, session, NUM_TOKENS)
         assert session.work.state.kv_bytes == engine.admission.used_bytes
+
+
+async def test_a_long_text_is_taken_in_piece_by_piece(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a draft joins, and where it goes on behind many tokens that it did not write; beside one that writes."""
+    text = tuple(5 + index % 200 for index in range(300))
+    most: list[int] = []
+
+    def spy(step: Any, batch: Any) -> Any:
+        most.append(max(len(window) for _, window in batch))
+        return step_each(step, batch)
+
+    monkeypatch.setattr(writer_module, "step_each", spy)
+
+    async def written() -> tuple[list[int], list[int], list[int]]:
+        async with running(model) as engine:
+            other = await started(engine, some_frames(seed=1))
+            joined = await opened(engine, 2, join=JoinPoint(1, text, len(text) + NUM_TOKENS, 1))
+            await prepared(engine, joined, some_frames())
+            beside = asyncio.create_task(line(engine, other, NUM_TOKENS))
+            first = await line(engine, joined, NUM_TOKENS)
+            engine.order(joined, RestartLine(2, 10, text, len(text) + 10 + NUM_TOKENS, 1))
+            return first, await line(engine, joined, NUM_TOKENS, epoch=2), await beside
+
+    in_pieces = await written()
+    assert max(most) <= writer_module.CATCH_UP
+    most.clear()
+    monkeypatch.setattr(writer_module, "CATCH_UP", 10_000)
+    assert await written() == in_pieces and max(most) >= len(text)
 
 
 async def test_a_long_line_is_charged_pass_by_pass(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -271,8 +271,8 @@ class Leader(Group):
                 return self.loss
             reason = why.partition("\n")[0]
             self.loss = loss = DeviceLost(f"a rank of the model was lost, and with it the model: {reason}")
-        self._end_all(why)
         self._on_lost(loss)
+        self._end_all(why)
         return loss
 
     def _end_all(self, why: str) -> None:
