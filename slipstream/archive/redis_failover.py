@@ -60,8 +60,9 @@ class Sentinels(Sentinel):
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         """Host and port. Raises `MasterNotFoundError`."""
         views = await self.views(service_name)
-        latest = max((view["config-epoch"] for view in views), default=0)
-        for view in views:
+        known = [view for view in views if not _is_replacing(view)]
+        latest = max((view["config-epoch"] for view in known), default=0)
+        for view in known:
             if view["config-epoch"] == latest and self.check_master_state(dict(view), service_name):
                 return await self._go_to((view["ip"], view["port"]))
         raise MasterNotFoundError(
@@ -75,6 +76,12 @@ class Sentinels(Sentinel):
             for pool in self.pools:
                 await pool.disconnect(inuse_connections=False)
         return leader
+
+
+def _is_replacing(view: Mapping[str, Any]) -> bool:
+    """Whether this sentinel makes another one the leader now. Until it has done with all replicas, some minutes at
+    most, it calls the old one the leader, and knows best that it is not."""
+    return "failover_in_progress" in view.get("flags", "")
 
 
 class SentinelPool(SentinelConnectionPool, BlockingConnectionPool):
@@ -254,11 +261,15 @@ class Followers:
 
 
 async def check_leads(standing: Standing, pool: ConnectionPool) -> None:
-    """Raises `LeadsNoMore` where not most sentinels say so of the server that says this of itself."""
+    """Raises `LeadsNoMore` where not most sentinels say so of the server that says this of itself, or one is about to
+    replace it, of which the others hear seconds later."""
     if not isinstance(pool, SentinelPool) or not standing.run_id:
         return
     asked = pool.sentinel_manager
-    votes = sum(view.get("runid") == standing.run_id for view in await asked.views(pool.service_name))
+    views = [view for view in await asked.views(pool.service_name) if view.get("runid") == standing.run_id]
+    if any(map(_is_replacing, views)):
+        raise LeadsNoMore("a sentinel replaces the server that leads the queue's Redis; nothing is promised, ask again")
+    votes = len(views)
     if 2 * votes <= len(asked.sentinels):
         raise LeadsNoMore(
             f"{votes} of {len(asked.sentinels)} sentinels say that this server leads the queue's Redis; nothing is"

@@ -14,7 +14,15 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from slipstream.archive import redis_failover
 from slipstream.archive.queue import BatchSpec, BeatAnswer, JobState, Lease, QueueUnavailable, SubmitOutcome
-from slipstream.archive.redis_failover import Followers, SentinelPool, Sentinels, Standing, connect, connect_by_sentinel
+from slipstream.archive.redis_failover import (
+    Followers,
+    LeadsNoMore,
+    SentinelPool,
+    Sentinels,
+    Standing,
+    connect,
+    connect_by_sentinel,
+)
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.errors import InvalidConfig
 from slipstream.stack.redis_server import EmbeddedServer
@@ -142,18 +150,22 @@ async def test_a_leader_that_is_deposed_and_lives_promises_nothing(group: RedisG
     await queue.close()
 
 
+REPLACING = "s_down,o_down,master,failover_in_progress"
+
+
 class Sentinel:
     """Says which server leads, if anything."""
 
-    def __init__(self, run_id: str | None) -> None:
+    def __init__(self, run_id: str | None, *, flags: str = "master") -> None:
         self.run_id = run_id
         self.asked = 0
+        self.flags = flags
 
     async def sentinel_masters(self) -> dict[str, dict[str, str]]:
         self.asked += 1
         if self.run_id is None:
             raise RedisConnectionError("away")
-        return {"queue": {"runid": self.run_id}}
+        return {"queue": {"runid": self.run_id, "flags": self.flags}}
 
 
 def confirming(*run_ids: str | None) -> tuple[Followers, SentinelPool, list[Sentinel]]:
@@ -171,9 +183,16 @@ class Knowing:
     """A sentinel that says where the leader is, of which failover it has heard last, and whether it sees the leader."""
 
     def __init__(
-        self, port: int, epoch: int, *, is_down: bool = False, host: str = "10.0.0.1", run_id: str = ""
+        self,
+        port: int,
+        epoch: int,
+        *,
+        is_down: bool = False,
+        host: str = "10.0.0.1",
+        run_id: str = "",
+        flags: str = "master",
     ) -> None:
-        state = {"is_master": True, "is_sdown": is_down, "is_odown": False, "num-other-sentinels": 2}
+        state = {"is_master": True, "is_sdown": is_down, "is_odown": False, "num-other-sentinels": 2, "flags": flags}
         self._told = {"queue": state | {"ip": host, "port": port, "config-epoch": epoch, "runid": run_id}}
 
     async def sentinel_masters(self) -> dict[str, dict[str, Any]]:
@@ -189,6 +208,8 @@ class Knowing:
         ((Sentinel(None), Sentinel(None), Knowing(2, 5)), 2),
         ((Knowing(1, 4), Knowing(2, 5, is_down=True), Sentinel(None)), None),
         ((Sentinel(None), Sentinel(None), Sentinel(None)), None),
+        ((Knowing(1, 5, flags=REPLACING), Knowing(1, 4), Knowing(2, 5)), 2),
+        ((Knowing(1, 5, flags=REPLACING), Sentinel(None), Sentinel(None)), None),
     ],
 )
 async def test_who_has_heard_of_the_latest_failover_is_believed(told: Sequence[Any], port: int | None) -> None:
@@ -317,6 +338,18 @@ async def test_who_leads_is_asked_when_a_replica_has_left(monkeypatch: pytest.Mo
     assert sentinels[0].asked == 3
     await followers.confirm(both, pool)
     assert sentinels[0].asked == 3, "one that came makes no difference"
+
+
+async def test_a_server_that_a_sentinel_replaces_promises_nothing_though_the_others_have_not_heard() -> None:
+    """It made another one the leader a second ago, and tells the others within two; what the old one takes until its
+    followers leave it is lost."""
+    followers, pool, (_, _, replacing) = confirming("run", "run", "run")
+    standing = Standing("run", frozenset({ONE}))
+    replacing.flags = REPLACING
+    with pytest.raises(LeadsNoMore, match="a sentinel replaces the server"):
+        await followers.confirm(standing, pool)
+    replacing.run_id = "before"  # it has not done with all replicas of the old one: the new one's promises hold
+    await followers.confirm(standing, pool)
 
 
 async def test_where_nobody_can_be_asked_a_replica_that_left_stops_nothing() -> None:

@@ -66,11 +66,22 @@ class Sentinels:
         return Place(host, int(port))
 
     async def settled(self) -> Place:
-        """The leader, once all others follow it and the sentinels know of all."""
+        """The leader, once all others follow it, with all that it had when they were seen to, and the sentinels know of
+        all. Who has just been sent the data is called a follower long before it has loaded them."""
+        written: dict[Place, int] = {}
         async with asyncio.timeout(SETTLE_S):
-            while (place := await self.leader()) is None or not await self._is_whole(place):  # noqa: ASYNC110
+            while True:
+                if (place := await self.leader()) is not None and await self._is_whole(place):
+                    leads, *follow = await self._offsets(place)
+                    if min(follow, default=0) >= written.setdefault(place, leads):
+                        return place
                 await asyncio.sleep(0.05)
-        return place
+
+    async def _offsets(self, leader: Place) -> list[int]:
+        """How much the leader has written, and how much of it each server has that follows."""
+        facts = await _ask(leader, "INFO", "replication") or {}
+        follow = [each["offset"] for name, each in facts.items() if name.startswith("slave") and isinstance(each, dict)]
+        return [int(facts.get("master_repl_offset", 0)), *map(int, follow)]
 
     async def _is_whole(self, leader: Place) -> bool:
         facts = await _ask(leader, "INFO", "replication") or {}
