@@ -20,6 +20,8 @@ from slipstream.errors import LimitExceeded, UnreadableDocument
 IMAGE_FORMATS = ("PNG", "JPEG", "TIFF")
 MAX_LAYER_LINES = 3000
 """Of a page's text layer; a page that has more is read by OCR."""
+_HYPHEN = str.maketrans({"\x02": "-", "\ufffe": "-"})
+"""What PDFium gives for one at a line's end."""
 _PDF_MARK, _PDF_MARK_WITHIN = b"%PDF-", 1024
 _MAX_PAGES_SEEN = 100_000
 """A document that claims more pages is not believed."""
@@ -81,7 +83,7 @@ class _Pdf:
                 box = _clipped(corners, width, height)
                 words = text.get_text_bounded(left, bottom, right, top).strip()
                 if box is not None and words:
-                    found.append(TextLine(box, " ".join(words.split())))
+                    found.append(TextLine(box, " ".join(words.translate(_HYPHEN).split())))
         return found
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Images as pages, without the process around it: which way is up, and what of a file is a page."""
+"""Pages, without the process around it: which way images are up, what of a file is a page, what a text layer says."""
 
 import io
 import struct
@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from slipstream.documents.messages import DocumentLimits
+from slipstream.documents.layout import make_regions
+from slipstream.documents.messages import DocumentLimits, Origin
 from slipstream.documents.render import OpenDocument, open_document
+from slipstream.documents.surfaces import page_text
 from slipstream.errors import LimitExceeded
+from tests.support.documents import paragraph, pdf_of
 
 TURNED = 6
 """The orientation of a photo whose top is on its right."""
@@ -65,3 +68,14 @@ def test_only_a_tiff_has_pages(kind: str, num_pages: int) -> None:
     assert document.num_pages == num_pages
     pixels, _ = document.draw(1, 100, 10**6)
     assert pixels[5, 5].max() < 30
+
+
+def test_a_word_that_a_hyphen_parts_in_a_text_layer_is_whole_again() -> None:
+    """PDFium gives a control character for such a hyphen, and none for others."""
+    shown = ["Seven foxes are an exam-", "ple of the years 1990-", "2000"]
+    document = open_document(pdf_of([paragraph(50, 700, shown)]), DocumentLimits())
+    picture, _ = document.draw(1, 150, 10**7)
+    layer = document.text_lines(1, picture)
+    assert [line.text for line in layer] == shown
+    text = page_text(make_regions([], layer, Origin.TEXT_LAYER))
+    assert text == "Seven foxes are an example of the years 1990- 2000"
