@@ -44,7 +44,8 @@ class BlockCache:
 
 @dataclass
 class CachedReader:
-    """One object as it was found. Several may read at once."""
+    """One object as it was found. Several may read at once. Blocks of one without an entity tag are not kept: those of
+    another version would not be told apart."""
 
     store: ObjectStore
     facts: ObjectFacts
@@ -72,6 +73,8 @@ class CachedReader:
     async def _read(self, start: int, end: int) -> bytes:
         if start >= end:
             return b""
+        if not self.facts.etag:
+            return await self.store.read(self.facts, start, end)
         first, last = start // BLOCK_BYTES, (end - 1) // BLOCK_BYTES
         found: dict[int, bytes] = {}
         for number in range(first, last + 1):

@@ -22,6 +22,7 @@ FACTS = ObjectFacts(ObjectUrl("s3://films", "a.mp4"), len(DATA), "one")
 class MemoryStore:
     """Counts what it gives."""
 
+    data: bytes = DATA
     given: int = 0
     asked: list[tuple[int, int]] = field(default_factory=list)
     hangs: bool = False
@@ -29,7 +30,7 @@ class MemoryStore:
     async def read(self, facts: ObjectFacts, start: int = 0, end: int | None = None) -> bytes:
         if self.hangs:
             await asyncio.Event().wait()
-        data = DATA[start:end]
+        data = self.data[start:end]
         self.given += len(data)
         self.asked.append((start, len(data)))
         return data
@@ -85,6 +86,16 @@ async def test_a_large_object_that_is_read_as_a_whole_drives_nothing_out() -> No
     before = cache.num_bytes
     assert await reader_of(store, cache).read_whole(0, len(DATA)) == DATA
     assert cache.num_bytes == before
+
+
+async def test_of_an_object_without_an_entity_tag_nothing_is_kept() -> None:
+    """Another one of the same size may stand there by the next time."""
+    cache, untagged = BlockCache(8 * len(DATA)), ObjectFacts(FACTS.url, len(DATA), "")
+    for data in (DATA, DATA[::-1]):
+        reader = CachedReader(MemoryStore(data), untagged, cache, 60.0)  # type: ignore[arg-type]
+        assert await reader.read(5, BLOCK_BYTES + 9) == data[5 : BLOCK_BYTES + 9]
+        assert await reader.read_whole(0, len(DATA)) == data
+    assert cache.num_bytes == 0
 
 
 async def test_a_store_that_says_nothing_is_not_waited_for() -> None:

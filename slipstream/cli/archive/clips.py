@@ -73,10 +73,13 @@ async def _cut(cutter: ClipCutter, passage: Passage, folder: Path, cache: BlockC
 
 
 async def _in_store(source: str, cache: BlockCache) -> RangedFilm:
-    """The film of an object, opened with the credentials of this command. Raises what a store says."""
+    """The film of an object, opened with the credentials of this command. Raises `ObjectUnavailable` for one without an
+    entity tag, as a change between two ranges would go unseen, and what a store says."""
     url = ObjectUrl.parse(source)
     store = blocking_store(url.root)
     facts = await in_time(store.facts(url), url, RANGE_S)
+    if not facts.etag:
+        raise ObjectUnavailable(f"{url} has no entity tag, so it is not read by ranges; cut a copy of it here")
     reader = CachedReader(store, facts, cache, RANGE_S)
     return RangedFilm(facts.num_bytes, reader.read, await media_of(facts.num_bytes, reader.read), identity_of(facts))
 
