@@ -6,6 +6,7 @@ Whatever was skipped, missing or contradictory is said in `warnings`. No usable 
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -16,7 +17,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from slipstream.errors import InvalidRequest, LimitExceeded
+from slipstream.errors import InvalidRequest, LimitExceeded, UnreadableVideo
 from slipstream.frame_size import ANY_SIZE, FrameSize, fit
 from slipstream.video.container import (
     DecodeCancelled,
@@ -297,7 +298,8 @@ def sample_video(
 
 @dataclass(frozen=True)
 class _Sampler:
-    """Second pass over the file: the sparse plan first, everything if that misses a frame."""
+    """Second pass over the file: the sparse plan first, everything if that misses a frame. What the sparse one gave
+    stays if that gives less, or does not come to an end in time."""
 
     source: Source
     limits: DecodeLimits
@@ -318,7 +320,15 @@ class _Sampler:
         if same_times(kept.times_s, wanted_s) or sparse == whole or len(self.packets) > self.limits.max_frames_decoded:
             return kept, damage
         # Key packets that are none, or lost packets: decoding from the start finds the frames that do exist.
-        return self._decode(whole, times_s, len(wanted_s))
+        if not kept:
+            return self._decode(whole, times_s, len(wanted_s))
+        pictures = kept.stacked().copy()
+        with suppress(UnreadableVideo, LimitExceeded):
+            found, found_damage = self._decode(whole, times_s, len(wanted_s))
+            if len(found) >= len(kept):
+                return found, found_damage
+        kept.stacked()[:] = pictures  # the memory is the same
+        return kept, damage
 
     def _decode(
         self, runs: Sequence[DecodeRun], times_s: Sequence[float], num_expected: int

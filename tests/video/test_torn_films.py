@@ -12,8 +12,10 @@ import pytest
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import Media, VideoFile
 from slipstream.errors import LimitExceeded, SlipstreamError, UnreadableVideo
+from slipstream.video import decode as video_decode
 from slipstream.video import film_windows
 from slipstream.video.damage import DamageCount, FilmDamage
+from slipstream.video.decode import sample_video
 from slipstream.video.film_cuts import SHOT_PIECE_S, Cut
 from slipstream.video.film_windows import NO_FRAME, plan_segments, plan_shots, sample_windows
 from slipstream.video.messages import DecodeLimits, Planned, SampledVideo
@@ -130,6 +132,33 @@ def test_a_closer_look_that_fails_costs_nothing_that_was_there(
     assert isinstance(found[3], SampledVideo) and isinstance(wanted, SampledVideo)
     assert found[3].timestamps_s == (0.0, 0.5, 0.875, 1.5)
     assert np.array_equal(found[3].frames, wanted.frames[[0, 4, 7, 12]])
+
+
+@pytest.mark.parametrize("error", [LimitExceeded("out of time"), UnreadableVideo("torn"), None])
+def test_what_a_sparse_look_gave_of_a_clip_stays_if_a_whole_one_fails_or_gives_less(
+    error: SlipstreamError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where that has written over the frames."""
+    sound = film_of(key_every=1).data
+    whole = sample_video(io.BytesIO(sound), SEGMENTS * LONG, LIMITS).frames
+    memory = np.zeros((4, 48, 64, 3), dtype=np.uint8)
+    passes: list[list[float]] = []
+
+    def decode(video: Any, packets: Any, runs: Any, limits: Any, damage: Any) -> Iterator[tuple[float, Any]]:
+        passes.append([])
+        for time_s, frame in decode_runs(video, packets, runs, limits, damage):
+            if len(passes) > 1 and time_s > 4.5:
+                if error is not None:
+                    raise error
+                return
+            passes[-1].append(time_s)
+            yield time_s + (0.125 if len(passes) > 1 else 0.0), frame
+
+    decode_runs = video_decode.decode_runs
+    monkeypatch.setattr(video_decode, "decode_runs", decode)
+    video = sample_video(io.BytesIO(torn(sound, [64])), 4, LIMITS, allocate=lambda shape: memory[: shape[0]])
+    assert len(passes) == 2 and passes[1][-1] == 4.5, "the second pass gave some frames"
+    assert video.timestamps_s == (0.0, 4.0, 7.875, 12.0) and np.array_equal(video.frames, whole[[0, 32, 63, 96]])
 
 
 def test_lack_of_memory_is_not_called_damage() -> None:
