@@ -139,19 +139,32 @@ def plan_all(packets: PacketTimes) -> list[DecodeRun]:
 def plan_runs(packets: PacketTimes, wanted_s: Sequence[float]) -> list[DecodeRun]:
     """The fewest packets that give every frame in `wanted_s` intact; runs are ascending and do not overlap.
 
-    A run starts at the last key packet shown at or before the wanted frame. Pictures decoded after a key packet but
-    shown before it may need the group before, hence "shown", not "decoded". It stops after the wanted packet, since
-    all references precede it in decode order.
+    A run starts at the last key packet decoded and shown at or before the wanted frame. Pictures decoded after a key
+    packet but shown before it may need the group before, and where a film has several edits, hidden packets are decoded
+    after pictures that are shown behind them. It stops after the wanted packet, since all references precede it in
+    decode order.
     """
-    key_index, key_s = _by_time(packets, packets.is_key)
+    keys = np.flatnonzero(packets.is_key)
     shown_index, shown_s = _by_time(packets, packets.is_shown)
     runs: list[DecodeRun] = []
     for time_s in wanted_s:
-        key_rank = int(np.searchsorted(key_s, time_s, side="right")) - 1
         packet = int(shown_index[np.searchsorted(shown_s, time_s)])
-        start = int(key_index[key_rank]) if key_rank >= 0 else 0
-        _append_run(runs, DecodeRun(min(start, packet), packet + 1, frozenset({packet})))
+        before = keys[: np.searchsorted(keys, packet, side="right")]
+        rank = _last_at_or_before(packets.time_s, before, time_s)
+        _append_run(runs, DecodeRun(0 if rank is None else int(before[rank]), packet + 1, frozenset({packet})))
     return runs
+
+
+def _last_at_or_before(times_s: NDArray[np.float64], index: NDArray[np.intp], time_s: float) -> int | None:
+    """The last place in `index` whose time is no later than that: mostly the very last one, and so looked for there."""
+    high, size = len(index), 1
+    while high > 0:
+        low = max(0, high - size)
+        found = np.flatnonzero(times_s[index[low:high]] <= time_s)
+        if len(found):
+            return low + int(found[-1])
+        high, size = low, 2 * size
+    return None
 
 
 def _by_time(packets: PacketTimes, mask: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:

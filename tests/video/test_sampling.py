@@ -103,6 +103,27 @@ def test_runs_hold_every_wanted_packet_and_start_where_a_decoder_can(packets: Pa
     assert sorted(packets.time_s[wanted_packets]) == wanted_s
 
 
+def test_a_run_starts_at_no_key_that_is_decoded_behind_the_wanted_frame() -> None:
+    """A second edit that begins within a group of pictures hides those up to there, with times of the first edit."""
+    times_s = np.array([0.0, 1.0, 2.0, 3.0, 2.0, 3.0, 4.0, 5.0])
+    is_key = np.array([True, False, False, False, True, False, False, False])
+    is_shown = np.array([True, True, True, True, False, False, True, True])
+    runs = plan_runs(PacketTimes(times_s, is_key, is_shown), [3.0, 5.0])
+    assert [(run.start, run.stop) for run in runs] == [(0, 4), (4, 8)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.booleans(), st.booleans()), min_size=1, max_size=30))
+def test_runs_start_at_the_last_key_before_in_both_orders(listed: list[tuple[int, bool, bool]]) -> None:
+    """Whatever times packets have."""
+    times_s, is_key, is_shown = (np.array(column) for column in zip(*listed, strict=True))
+    packets = PacketTimes(times_s.astype(np.float64), is_key, is_shown)
+    for time_s in packets.shown_s():
+        (run,) = plan_runs(packets, [time_s])
+        (packet,) = run.wanted or ()
+        assert packets.time_s[packet] == time_s and run.stop == packet + 1
+        assert run.start == max((at for at in range(packet + 1) if is_key[at] and times_s[at] <= time_s), default=0)
+
+
 def test_plan_of_everything_is_one_run() -> None:
     flags = np.ones(3, dtype=np.bool_)
     (run,) = plan_all(PacketTimes(np.arange(3.0), flags, flags))
