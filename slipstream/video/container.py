@@ -176,7 +176,6 @@ _SNIFFED_BYTES = 512
 _NOT_LISTED = "Format not on whitelist"
 """How libav says that it knows a container and may not open it."""
 
-
 _ENDS_IN_AN_ERROR = {"gxf", "smjpeg"}
 """Demuxers that look for one more packet behind the last."""
 
@@ -254,7 +253,7 @@ def read_packet_times(video: OpenVideo, limits: DecodeLimits, damage: DamageCoun
     hides. Raises UnreadableVideo when nothing is shown, LimitExceeded when the clip is too long.
     """
     pts, keys, shown = array("q"), bytearray(), bytearray()
-    last_duration, is_timed = 0, False
+    last_duration, is_timed, num_indexed = 0, False, len(video.stream.index_entries)
     packets, source = video.packets(damage), video.reader.source
     for packet in source.listed(packets) if isinstance(source, RangedReader) else packets:
         damage.at(len(pts))
@@ -267,7 +266,7 @@ def read_packet_times(video: OpenVideo, limits: DecodeLimits, damage: DamageCoun
         last_duration, is_timed = packet.duration or 0, is_timed or ticks is not None
     ticks_of = np.frombuffer(pts, dtype=np.int64)
     is_key = np.frombuffer(keys, dtype=np.bool_)
-    if video.stream.codec_context.name in _DOUBTFUL_KEYS and is_key.all():
+    if is_key.all() and _are_keys_doubtful(video, num_indexed < len(pts)):
         is_key = np.arange(len(is_key)) == 0
     is_shown = _from_first_key(ticks_of, is_key, np.frombuffer(shown, dtype=np.bool_))
     if len(pts) and not is_timed:
@@ -294,6 +293,13 @@ def _times_only_decoding(video: OpenVideo) -> bool:
 
 _DOUBTFUL_KEYS = {"h261", "h263", "h263p", "h263i"}
 """Codecs all of whose packets libav calls key packets, in containers that do not say it themselves."""
+
+
+def _are_keys_doubtful(video: OpenVideo, lacks_index: bool) -> bool:
+    """Whether libav calls each packet a key packet without knowing it: in an AVI the index at its end tells."""
+    codec = video.stream.codec_context
+    is_unknown = lacks_index and video.container.format.name == "avi" and not codec.codec.intra_only
+    return is_unknown or codec.name in _DOUBTFUL_KEYS
 
 
 def _from_first_key(

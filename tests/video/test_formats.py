@@ -9,6 +9,8 @@ import av
 import pytest
 
 from slipstream.errors import UnreadableVideo
+from slipstream.video.container import Watch, open_video, read_packet_times
+from slipstream.video.damage import DamageCount
 from slipstream.video.decode import sample_video
 from slipstream.video.formats import CODECS, CONTAINERS, TIERS, refused
 from slipstream.video.messages import DecodeLimits, SampledVideo
@@ -93,6 +95,25 @@ def test_h263_of_telephones() -> None:
 
 def test_packets_that_are_wrongly_called_keys_are_decoded_from_the_start() -> None:
     check_frames(make_clip(DOUBTFUL_KEYS), DOUBTFUL_KEYS, 5, "modern")
+
+
+@pytest.mark.parametrize("codec", ["cinepak", "msmpeg4", "wmv2"])
+def test_an_avi_that_is_cut_off_before_its_index_is_decoded_from_the_start(codec: str) -> None:
+    """The index alone says which packets are keys."""
+    spec = ClipSpec(
+        even_times_ms(12), container="avi", codec=codec, pix_fmt="rgb24" if codec == "cinepak" else "yuv420p"
+    )
+    data = make_clip(spec)
+    check_frames(data[: data.rindex(b"idx1")], spec, 5, "archive")
+
+
+@pytest.mark.parametrize(("cut", "num_keys"), [(False, 12), (True, 1)])
+def test_an_avi_all_of_whose_packets_are_keys_is_believed_if_its_index_says_so(cut: bool, num_keys: int) -> None:
+    data = WRITTEN_CLIPS["wmv3 avi"]()
+    source = io.BytesIO(data[: data.rindex(b"idx1")] if cut else data)
+    with open_video(source, DecodeLimits(), Watch(9.0, None)) as video:
+        packets = read_packet_times(video, DecodeLimits(), DamageCount(0))
+    assert packets.is_key.sum() == num_keys and len(packets) == 12
 
 
 def test_the_default_is_the_archives_tier() -> None:
