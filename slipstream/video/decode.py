@@ -40,7 +40,7 @@ from slipstream.video.frame_times import (
 )
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.paths import open_video_path
-from slipstream.video.pictures import HDR_PIXELS, HDR_TRANSFERS, shown_size, to_sdr, upper_field
+from slipstream.video.pictures import HDR_PIXELS, HDR_TRANSFERS, orientation, shown_size, to_sdr, upper_field
 from slipstream.video.ranged_reader import RangedReader
 
 # -- frames -----------------------------------------------------------------------------------------------------------
@@ -92,6 +92,8 @@ class FrameBuffer:
     """The same on a screen, and at most as many pixels as are taken from a frame."""
     rotation: int = field(default=0, init=False)
     """Degrees clockwise that put the frames upright: 0, 90, 180 or 270."""
+    is_mirrored: bool = field(default=False, init=False)
+    """Whether they are turned upside down before."""
     num_damaged: int = field(default=0, init=False)
     num_resized: int = field(default=0, init=False)
     _pictures: NDArray[np.uint8] | None = field(default=None, init=False)
@@ -112,13 +114,13 @@ class FrameBuffer:
         size = (frame.width, frame.height)
         if not self.times_s:
             self.source_size = size
-            self.rotation = round(-frame.rotation / 90) % 4 * 90
+            self.rotation, self.is_mirrored = orientation(frame)
             on_screen = shown_size(*size, self.pixel_aspect) if self.pixel_aspect not in (None, 0, 1) else size
             self.shown_size = bounded_size(*on_screen, self._most_pixels(frame))
         picture = _to_rgb(frame, self.shown_size)
         self.num_resized += size != self.source_size
         self.num_damaged += frame.is_corrupt
-        upright = np.rot90(picture, k=-(self.rotation // 90))
+        upright = np.rot90(picture[::-1] if self.is_mirrored else picture, k=-(self.rotation // 90))
         if self.size.is_known:
             upright = fit(upright, self.size, self.num_expected)
         if self._pictures is None:

@@ -1,10 +1,12 @@
-"""What a decoded picture looks like on a screen: whole instead of interlaced, in its true shape, in the colours of SDR.
+"""What a decoded picture looks like on a screen: whole, not interlaced, upright, in its true shape and SDR's colours.
 
 No plain picture comes here. Frames are sampled seconds apart, so nothing here needs a neighbour in time.
 """
 
+from contextlib import suppress
 from fractions import Fraction
 from functools import cache
+from typing import Any
 
 import numpy as np
 from av.filter import Graph
@@ -24,6 +26,20 @@ def upper_field(frame: VideoFrame) -> VideoFrame:
     graph.link_nodes(source, graph.add("field", "type=top"), graph.add("buffersink")).configure()
     graph.vpush(frame)
     return graph.vpull()
+
+
+# -- orientation ------------------------------------------------------------------------------------------------------
+
+
+def orientation(frame: VideoFrame) -> tuple[int, bool]:
+    """What puts a frame upright: degrees clockwise, 0, 90, 180 or 270, and whether it is turned upside down before, as
+    those of front cameras are, which are mirrored. A matrix without an angle turns nothing."""
+    clockwise = round(-frame.rotation / 90) % 4 * 90 if -180 <= frame.rotation <= 180 else 0
+    with suppress(KeyError, ValueError):  # it has no matrix, or something else besides that PyAV does not know
+        found: Any = frame.side_data
+        matrix = np.frombuffer(found["DISPLAYMATRIX"], dtype=np.int32).astype(np.int64)
+        return clockwise, bool(matrix[0] * matrix[4] < matrix[1] * matrix[3])
+    return clockwise, False
 
 
 # -- shape ------------------------------------------------------------------------------------------------------------

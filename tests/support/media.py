@@ -147,9 +147,14 @@ def make_sound() -> bytes:
 def rotated_mp4(mp4: bytes, clockwise: int) -> bytes:
     """The same file with a track matrix that asks players to turn it clockwise by 0, 90, 180 or 270 degrees."""
     cos, sin = {0: (1, 0), 90: (0, 1), 180: (-1, 0), 270: (0, -1)}[clockwise]
+    return turned_mp4(mp4, (cos, sin, -sin, cos))
+
+
+def turned_mp4(mp4: bytes, places: tuple[int, int, int, int]) -> bytes:
+    """The same file with a track matrix of these whole numbers: where a step to the right goes, then one down."""
+    a, b, c, d = places
     matrix = b"".join(
-        value.to_bytes(4, "big", signed=True)
-        for value in (cos << 16, sin << 16, 0, -sin << 16, cos << 16, 0, 0, 0, 1 << 30)
+        value.to_bytes(4, "big", signed=True) for value in (a << 16, b << 16, 0, c << 16, d << 16, 0, 0, 0, 1 << 30)
     )
     start = mp4.index(b"tkhd") + 4 + 40
     return mp4[:start] + matrix + mp4[start + len(matrix) :]

@@ -1,4 +1,4 @@
-"""Interlaced, anamorphic and HDR pictures: as a screen shows them, also in a confined decoder."""
+"""Interlaced, mirrored, anamorphic and HDR pictures: as a screen shows them, also in a confined decoder."""
 
 import asyncio
 import io
@@ -21,7 +21,7 @@ from slipstream.video.film_windows import sample_windows
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.pictures import MOST_STRETCH, WHITE_NITS, shown_size
 from slipstream.video.pool import DecodePool
-from tests.support.media import index_picture, read_index
+from tests.support.media import index_picture, read_index, turned_mp4
 
 WIDTH, HEIGHT = 64, 48
 PQ, HLG, BT2020, BT709 = 16, 18, 9, 1
@@ -105,6 +105,33 @@ def test_the_same_lines_are_left_alone_where_nothing_says_that_they_are_interlac
     video = sample(encoded("libx264", two_moments, "mp4", options=SHARP["libx264"]))
     lines = video.frames[1, HEIGHT // 4 - 2 : HEIGHT // 4 + 2].astype(int)
     assert abs(np.diff(lines, axis=0)).max() > 150
+
+
+# -- orientation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("places", "rotation", "upright"),
+    [
+        ((-1, 0, 0, 1), 180, lambda stored: stored[:, ::-1]),
+        ((1, 0, 0, -1), 0, lambda stored: stored[::-1]),
+        ((0, 1, 1, 0), 90, lambda stored: stored.swapaxes(0, 1)),
+        ((0, -1, -1, 0), 270, lambda stored: stored[::-1, ::-1].swapaxes(0, 1)),
+        ((0, 0, 0, 0), 0, lambda stored: stored),
+        ((0, 2, 0, 1), 0, lambda stored: stored),
+    ],
+)
+def test_mirrored_pictures_are_shown_as_players_show_them(
+    places: tuple[int, int, int, int], rotation: int, upright: Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
+) -> None:
+    """The last two matrices say nothing."""
+    stored = encoded("libx264", lambda index: index_picture(0x1235 + index, WIDTH, HEIGHT), "mp4")
+    turned = turned_mp4(stored, places)
+    video = sample(turned)
+    assert video.rotation == rotation
+    for frame, wanted in zip(video.frames, sample(stored).frames, strict=True):
+        np.testing.assert_array_equal(frame, upright(wanted))
+    np.testing.assert_array_equal(confined(turned), video.frames)
 
 
 # -- shape ------------------------------------------------------------------------------------------------------------
