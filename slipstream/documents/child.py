@@ -116,7 +116,7 @@ class _Reading:
             gc.collect()
 
     def _answered(self, work: Any, limit_s: float) -> Any:
-        limit_cpu(math.ceil(limit_s) + CPU_SLACK_S)
+        _begin_step(limit_s)
         try:
             return work()
         except (InvalidRequest, LimitExceeded) as error:
@@ -138,6 +138,7 @@ class _Reading:
         height, width = picture.shape[:2]
         self._memory[: picture.nbytes] = picture.tobytes()
         _say(self._connection, "drawn", width=width, height=height, dpi=dpi)
+        _begin_step(self._limits.page_s)
         began = time.monotonic()
         seen = self._seen(document, page, request, picture, dpi)
         layer = document.text_lines(page, seen) if request.text_layer else []
@@ -163,6 +164,10 @@ class _Reading:
 
 
 LACKED_MEMORY = "the document needs more memory than a reader has; read it at a lower dpi"
+
+
+def _begin_step(limit_s: float) -> None:
+    limit_cpu(math.ceil(limit_s) + CPU_SLACK_S)
 
 
 def _say(connection: socket.socket, kind: str, **fields: Any) -> None:

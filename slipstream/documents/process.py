@@ -73,7 +73,7 @@ class ReaderSpec:
     @property
     def cpu_s(self) -> int:
         """CPU time of one reader's life."""
-        return math.ceil(self.limits.open_s + self.limits.max_pages * (self.limits.page_s + 2)) + 60
+        return math.ceil(self.limits.open_s + 2 * self.limits.max_pages * (self.limits.page_s + 2)) + 60
 
 
 class ReaderLost(Exception):

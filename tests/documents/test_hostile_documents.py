@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -16,8 +17,10 @@ import pytest_asyncio
 
 pytest.importorskip("pypdfium2")
 
+from slipstream.documents import child
 from slipstream.documents import pool as pool_module
 from slipstream.documents.messages import (
+    MAX_DRAFT_BYTES,
     DocumentFacts,
     DocumentLimits,
     DocumentRequest,
@@ -28,6 +31,7 @@ from slipstream.documents.messages import (
 from slipstream.documents.pool import ReaderPool
 from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable, SlipstreamError, UnreadableDocument
 from slipstream.video.confine import PROTECTIONS
+from tests.support.bad_reader import NoEyes
 from tests.support.documents import (
     A4,
     cyclic,
@@ -102,6 +106,22 @@ async def test_a_reader_that_ends_within_a_draft_costs_that_draft_alone(pool: Re
 async def test_a_reader_that_gets_too_little_of_a_core_is_given_more_time(pool: ReaderPool) -> None:
     for when in ("draw", "draft"):
         assert all(draft.regions for draft in await drafts(pool, f"{when} starve {2 * LIMITS.page_s}".encode()))
+
+
+async def test_a_draft_has_as_much_of_the_processor_as_its_picture_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[object] = []
+    monkeypatch.setattr(child, "limit_cpu", steps.append)
+    monkeypatch.setattr(child, "_say", lambda connection, kind, **fields: steps.append(kind))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    document, memory = os.memfd_create("document"), os.memfd_create("memory")
+    os.write(document, GOOD)
+    os.ftruncate(memory, 3 * LIMITS.max_page_pixels + MAX_DRAFT_BYTES)
+    with ours, theirs:
+        ours.send(json.dumps({"page": 1}).encode())
+        ours.shutdown(socket.SHUT_WR)
+        child._Reading(theirs, NoEyes(), LIMITS, document, memory).serve()  # type: ignore[arg-type]
+    os.close(memory)
+    assert steps == [12, "opened", 4, "drawn", 4, "drafted"]
 
 
 async def test_a_document_of_such_pages_has_an_end(pool: ReaderPool, monkeypatch: pytest.MonkeyPatch) -> None:
