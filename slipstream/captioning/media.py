@@ -24,7 +24,7 @@ from slipstream.objects.store import is_remote_object
 from slipstream.rpc.callers import Places
 from slipstream.rpc.message_limits import steady
 from slipstream.video.film_cuts import SHOT_PIECE_S, Cut, FoundShots, warn_short
-from slipstream.video.messages import DecodeLimits, DecodeRequest, Planned, SampledVideo, Window
+from slipstream.video.messages import MAX_MESSAGE_BYTES, DecodeLimits, DecodeRequest, Planned, SampledVideo, Window
 from slipstream.video.paths import open_video_path, root_of
 from slipstream.video.pool import DecodePool, FileThreads, OnConfined
 from slipstream.video.ranged_film import RangedFilm
@@ -33,6 +33,8 @@ FRAMES_SHARE = 0.25
 """Of the memory that is left at start, how much frames may take when nobody said."""
 FILM_SHARE = 0.1
 """Of that, how much the segments of one film may take that are decoded together."""
+SEGMENT_BYTES, TIME_BYTES = 800, 24
+"""Of a decoder's answer, which is one message: what it says of a segment, with warnings, and of each of its frames."""
 
 # -- media upload -----------------------------------------------------------------------------------------------------
 
@@ -283,10 +285,12 @@ class Media:
         return replace(planned, bounds=shots.bounds(), warnings=(*planned.warnings, *shots.warnings()))
 
     def windows_at_once(self, num_frames: int, size: FrameSize) -> int:
-        """Segments of so many frames that are decoded together: two such groups have room beside other captions."""
+        """Segments of so many frames that are decoded together: two such groups have room beside other captions, and
+        what is said of a group has room in a message."""
         window_bytes = DecodeRequest(num_frames, self._limits, size.within(self._limits.max_frame_pixels)).frames_bytes
         in_budget = int(self.frames.budget_bytes * FILM_SHARE) // window_bytes
-        return max(1, min(self._limits.max_frames_sampled // num_frames, in_budget))
+        in_message = MAX_MESSAGE_BYTES // (SEGMENT_BYTES + TIME_BYTES * num_frames)
+        return max(1, min(self._limits.max_frames_sampled // num_frames, in_budget, in_message))
 
     async def sample_windows(
         self,

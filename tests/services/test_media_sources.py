@@ -25,7 +25,10 @@ from slipstream.errors import (
     UnreadableVideo,
     VideoNotFound,
 )
-from slipstream.video.messages import SampledVideo
+from slipstream.frame_size import FrameSize
+from slipstream.video.damage import DamageCount
+from slipstream.video.decode import warn_few
+from slipstream.video.messages import MAX_MESSAGE_BYTES, Sampled, SampledVideo, SampledWindows, encode_answer
 from slipstream.video.pool import FileThreads
 from tests.support.hung_mount import can_hang, hung_mount
 from tests.support.media import ClipSpec, even_times_ms, make_clip
@@ -173,6 +176,23 @@ async def test_sampling_runs_ahead_of_whatever_else_is_done(media: Media) -> Non
             return len((await media.sample(file, 4, ignore)).frames)
 
     assert await asyncio.gather(*(ahead("clip.mp4") for _ in range(5))) == [4] * 5
+
+
+@pytest.mark.parametrize("num_frames", [1, 2, 16, 1024])
+async def test_segments_that_are_decoded_together_have_room_in_one_answer(num_frames: int) -> None:
+    """With damage in each of them."""
+    config = GatewayConfig(listen="", target="t:1", max_frames=4096, frames_budget_mb=1000)
+    media = Media(config)
+    at_once = media.windows_at_once(num_frames, FrameSize(8, 8))
+    media.close()
+    damage = DamageCount(99, 17)
+    damage.last = "[Errno 1094995529] Invalid data found when processing input: 'avcodec_send_packet()'"
+    times_s = tuple(1000 + index / 3 for index in range(num_frames))
+    frames_said = ("17 of the sampled frames are damaged and only partly right", *warn_few(num_frames + 1, num_frames))
+    warnings = (*damage.warnings(), *frames_said)
+    segment = Sampled((num_frames, 8, 8), times_s, 1000 / 3, 1920, 1080, "mpeg2video", 270, warnings)
+    assert at_once >= min(100, 4096 // num_frames)
+    assert len(encode_answer(SampledWindows((segment,) * at_once))) <= MAX_MESSAGE_BYTES
 
 
 async def test_frames_wait_for_room_until_the_caption_before_has_ended(tmp_path: Path) -> None:
