@@ -26,7 +26,6 @@ from slipstream.video.container import (
     Watch,
     check_picture_size,
     open_video,
-    read_packet_times,
 )
 from slipstream.video.damage import DamageCount
 from slipstream.video.frame_times import (
@@ -39,6 +38,7 @@ from slipstream.video.frame_times import (
     sample_times,
 )
 from slipstream.video.messages import DecodeLimits, SampledVideo
+from slipstream.video.packet_times import read_packet_times
 from slipstream.video.paths import open_video_path
 from slipstream.video.pictures import HDR_PIXELS, HDR_TRANSFERS, orientation, shown_size, to_sdr, upper_field
 from slipstream.video.ranged_reader import RangedReader
@@ -276,7 +276,7 @@ def sample_video(
         raise InvalidRequest(f"num_frames is {num_frames}; ask for 1 to {limits.max_frames_sampled}")
     watch = Watch(limits.timeout_s, should_stop)
     damage = DamageCount(limits.max_corrupt_packets)
-    with open_video(source, limits, watch) as video:
+    with open_video(source, limits, watch, counts_on=True) as video:
         packets = read_packet_times(video, limits, damage)
         stated_s = (video.container.duration or 0) / 1e6
         is_cut = video.is_cut
@@ -288,6 +288,7 @@ def sample_video(
     duration_s = packets.end_s()
     warnings = [
         *max(damage, decode_damage, key=lambda d: d.count).warnings(),
+        *packets.warnings(),
         *kept.warnings(),
         *warn_cut_off(is_cut, stated_s, duration_s),
         *warn_few(num_frames, len(kept)),
@@ -336,7 +337,7 @@ class _Sampler:
         self, runs: Sequence[DecodeRun], times_s: Sequence[float], num_expected: int
     ) -> tuple[FrameBuffer, DamageCount]:
         damage = DamageCount(self.limits.max_corrupt_packets)
-        with open_video(self.source, self.limits, self.watch) as video:
+        with open_video(self.source, self.limits, self.watch, counts_on=True) as video:
             aspect, most = video.stream.sample_aspect_ratio, self.limits.max_frame_pixels
             kept = FrameBuffer(self.size, most, self.num_frames, num_expected, self.allocate, aspect)
             frames = decode_runs(video, self.packets, runs, self.limits, damage)

@@ -8,10 +8,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slipstream.video.container import Source, Watch, open_video, read_packet_times
+from slipstream.video.container import Source, Watch, open_video
 from slipstream.video.damage import FilmDamage
 from slipstream.video.frame_times import PacketTimes
 from slipstream.video.messages import DecodeLimits
+from slipstream.video.packet_times import read_packet_times
 from slipstream.video.ranged_reader import PacketExtents, RangedReader
 
 

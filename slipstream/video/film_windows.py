@@ -60,7 +60,8 @@ def plan_segments(source: Source, stride_s: float, limits: DecodeLimits, *, list
     is_counted_from_zero = stated_s > end_s + max(start_s, 0.0)  # some containers state the time of the end instead
     cut_off = warn_cut_off(listing.is_cut, stated_s if is_counted_from_zero else 0.0, end_s)
     starts_s = fixed_starts(shown_s, stride_s)
-    return Planned(round(start_s, 6), bounds_of(starts_s, end_s), (*listing.damage.warnings(), *cut_off))
+    warnings = (*listing.damage.warnings(), *packets.warnings(), *cut_off)
+    return Planned(round(start_s, 6), bounds_of(starts_s, end_s), warnings)
 
 
 def plan_shots(

@@ -91,6 +91,10 @@ class PacketTimes:
     """How long a clip of a single frame lasts."""
     in_output_order: bool = False
     """The container knows no presentation times: the n-th frame out of the decoder is shown at the n-th time."""
+    num_restarts: int = 0
+    """How often the container's clock begins anew,"""
+    num_behind: int = 0
+    """and how many packets are shown before others that came before that."""
 
     def __len__(self) -> int:
         return len(self.time_s)
@@ -102,6 +106,14 @@ class PacketTimes:
     def seconds_of_origin(self) -> float:
         """What the container's own clock says at time zero; 0 where it knows no presentation times."""
         return 0.0 if self.in_output_order else self.origin_ticks * self.tick_s
+
+    def warnings(self) -> list[str]:
+        """What to say of a clock that begins anew."""
+        if not self.num_restarts:
+            return []
+        lost = f"{self.num_behind} frames are stamped as others before and are not shown" if self.num_behind else ""
+        found = f"timestamps go back {self.num_restarts} times, as in files that were joined"
+        return [f"{found}; {lost or 'times were counted on from there'}"]
 
     def end_s(self) -> float:
         """When the last frame ends: its time plus the median gap, since stated durations lie."""

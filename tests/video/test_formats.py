@@ -9,11 +9,12 @@ import av
 import pytest
 
 from slipstream.errors import UnreadableVideo
-from slipstream.video.container import Watch, open_video, read_packet_times
+from slipstream.video.container import Watch, open_video
 from slipstream.video.damage import DamageCount
 from slipstream.video.decode import sample_video
 from slipstream.video.formats import CODECS, CONTAINERS, TIERS, refused
 from slipstream.video.messages import DecodeLimits, SampledVideo
+from slipstream.video.packet_times import read_packet_times
 from tests.support.clip_kinds import CLIPS, DOUBTFUL_KEYS, H263, OLD_CLIPS, THEORA
 from tests.support.media import ClipSpec, even_times_ms, expected_indices, make_clip, read_index
 from tests.support.written_clips import REPEATING_CLIPS, TIMES_MS, WRITTEN_CLIPS, vc1_asf
