@@ -15,7 +15,7 @@ from slipstream.archive.passages import Passage, passages_in
 from slipstream.archive.text_index import TextIndex, build_index
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.errors import InvalidConfig, InvalidRequest
-from slipstream.objects.blocking import blocking_store, local_path, open_file
+from slipstream.objects.blocking import blocking_store, local_path, open_file, place_of
 from slipstream.objects.store import ObjectUrl, is_remote_object
 
 INDEX_EXTENSION = ".index"
@@ -31,7 +31,9 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 def index_exports(exports: Sequence[str], index: Path) -> int:
     """Builds one index of several exports, in their order; how many passages it has. An export is a path, or an
     object's address. Raises `InvalidRequest` for a file that cannot be read, what a store says, and `InvalidConfig` for
-    an index that cannot be written."""
+    an index that cannot be written, or would take the place of an export."""
+    if taken := [export for export in exports if place_of(export) == place_of(str(index))]:
+        raise InvalidConfig(f"cannot write the index {index}: it would take the place of {taken[0]}, which is read")
     stamps = [_stamp(export) for export in exports]
 
     def passages() -> Iterator[Passage]:

@@ -4,6 +4,7 @@ Credentials and endpoints are those of the command's own environment.
 """
 
 import io
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -115,6 +116,11 @@ def open_file(text: str) -> BinaryIO:
 def local_path(text: str) -> Path:
     """Of a path, or of file:///PATH."""
     return Path(text.removeprefix("file://") if text.startswith("file:///") else text)
+
+
+def place_of(text: str) -> str:
+    """The one name of a file or an object, whatever path, link or address it is named by. Raises `InvalidRequest`."""
+    return str(ObjectUrl.parse(text)) if is_remote_object(text) else os.path.realpath(local_path(text))
 
 
 def objects_below(text: str) -> Iterator[ObjectFacts]:

@@ -80,6 +80,15 @@ def test_several_exports_and_an_index_of_them(export: Path, tmp_path: Path, caps
     assert shown.out.count("\n") == 2 and shown.err == "slipstream: 3 found, 2 shown\n"
 
 
+def test_an_index_takes_the_place_of_no_export(
+    export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "link").symlink_to(export)
+    before = export.read_bytes()
+    assert run(["archive", "index", str(tmp_path / "link"), f"file://{export}", "--output", str(export)]) == 2
+    assert "which is read" in capsys.readouterr().err and export.read_bytes() == before
+
+
 def test_what_cannot_be_searched_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text("{}\n")

@@ -14,7 +14,9 @@ import pytest
 
 from slipstream.cli.app import run
 from slipstream.cli.archive import sources
+from slipstream.cli.archive.output import Format, check_unread
 from slipstream.client import archive_client as submit_module
+from slipstream.errors import InvalidConfig
 from slipstream.rpc.guards import ANSWERED
 from slipstream.rpc.v1 import archive_pb2 as pb
 from tests.cli.fake_archive import TEXT, FakeArchive
@@ -303,6 +305,39 @@ def test_bad_words_are_found_before_anything_is_handed_in(
     assert submit(archive, folder, *(word.format(folder=folder) for word in words)) == 2
     assert archive.submits == 0
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("output", ["list.jsonl", "link.csv", "LIST", "old.jsonl", "errors"])
+def test_what_is_read_is_not_written_over(
+    archive: FakeArchive,
+    tmp_path: Path,
+    output: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = json.dumps({"path": "a.mp4", "text": "A car.", "receipt": {"video_sha256": "ab" * 32}})
+    Path("list.jsonl").write_text('{"path": "a.mp4"}')
+    Path("errors.errors.jsonl").write_text('{"path": "b.mp4"}')
+    Path("old.jsonl").write_text(line)
+    Path("link.csv").symlink_to("list.jsonl")
+    output = f"file://{tmp_path}/list.jsonl" if output == "LIST" else output
+    words = ["./list.jsonl", "errors.errors.jsonl", "--hints-from", tmp_path / "old.jsonl", "--output", output]
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert submit(archive, *words) == 2
+    assert "which is read" in capsys.readouterr().err
+    assert archive.submits == 0 and before == {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+
+def test_an_object_that_is_read_is_not_written_over() -> None:
+    with pytest.raises(InvalidConfig, match=r"it would take the place of s3://films/list\.csv, which is read"):
+        check_unread("s3://films/list.csv", Format.CSV, ["s3://other/list.csv", "s3://films/list.csv"])
+    check_unread("s3://films/", Format.VTT, ["s3://films/", "https://example.org/a.mp4"])
+
+
+def test_subtitles_may_lie_beside_their_videos(archive: FakeArchive, folder: Path) -> None:
+    assert submit(archive, folder, "--output", folder, "--format", "vtt") == 0
+    assert (folder / "b.mp4").read_bytes() == b"x" and list(folder.glob("b.*vtt"))
 
 
 def test_a_gateway_without_an_archive(gateway: FakeGateway, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

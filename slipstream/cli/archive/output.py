@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -37,7 +37,7 @@ from slipstream.cli.archive.parquet_file import check_parquet, parquet_writer
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.documents.output import markdown_page
 from slipstream.errors import InvalidConfig
-from slipstream.objects.blocking import blocking_store, writing, writing_bytes
+from slipstream.objects.blocking import blocking_store, place_of, writing, writing_bytes
 from slipstream.objects.store import ObjectUrl, is_object_url
 
 STDOUT = "-"
@@ -105,6 +105,17 @@ def check_output(output: str, form: Format) -> None:
         raise InvalidConfig(f"cannot write {output}: its folder does not exist")
 
 
+def check_unread(output: str, form: Format, sources: Iterable[str]) -> None:
+    """Raises `InvalidConfig` where results or errors would take the place of a file or an object that is read."""
+    if output == STDOUT:
+        return
+    written = [_errors_of(output)] if form.is_folder else [output, _errors_of(output)]
+    places = {place_of(path): path for path in written}
+    for source in sources:
+        if (path := places.get(place_of(source))) is not None:
+            raise InvalidConfig(f"cannot write {path}: it would take the place of {source}, which is read")
+
+
 def _check_object(output: str, form: Format) -> None:
     url = ObjectUrl.parse(output)
     blocking_store(url.root)
@@ -127,8 +138,12 @@ def open_writer(output: "Output") -> AbstractContextManager[Write]:
 
 def open_errors(output: str) -> AbstractContextManager[Write]:
     """The same for the jobs without a result: `<output>.errors.jsonl`, which exists only if there are any."""
+    return _whole_file(Output(_errors_of(output), Format.JSONL), keep_empty=False)
+
+
+def _errors_of(output: str) -> str:
     base = output.rstrip("/") if is_object_url(output) else str(Path(output))
-    return _whole_file(Output(f"{base}.errors.jsonl", Format.JSONL), keep_empty=False)
+    return f"{base}.errors.jsonl"
 
 
 @contextmanager

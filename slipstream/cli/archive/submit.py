@@ -19,7 +19,7 @@ from slipstream.archive.queue import Priority
 from slipstream.cli.archive.asking import BATCH_PANEL, FormatOption, GatewayOption, RawOption, ask
 from slipstream.cli.archive.batch_view import batch_dict, choose_view, exit_status
 from slipstream.cli.archive.old_captions import OldCaptions
-from slipstream.cli.archive.output import STDOUT, Format, Output, check_output, choose_format, export
+from slipstream.cli.archive.output import STDOUT, Format, Output, check_output, check_unread, choose_format, export
 from slipstream.cli.archive.sources import Sources, batch_key
 from slipstream.cli.caption import caption_options
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options
@@ -198,6 +198,8 @@ def submit_command(
     """Hand in videos and documents as a batch, to be captioned and read in the background. Repeating it adds what is
     new and goes on."""
     destination = None if output is None else _destination(output, form, as_json, csv_raw)
+    if destination is not None:
+        check_unread(destination.path, destination.form, sources if hints_from is None else [*sources, hints_from])
     wait = output is not None if wait is None else wait
     hints = None if hints_from is None else _read_hints(hints_from, options)
     with Sources(sources, root, complain, documents.in_folders, skip_bad) as found:
