@@ -1,7 +1,7 @@
 """How a film in segments is shown: its segments as they come, each with its times; and written, as subtitles."""
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from slipstream.archive.subtitles import SEGMENTS_NOTE, Cue, segment_cue, srt_of, vtt_of
-from slipstream.cli.archive.output import replacing
+from slipstream.cli.archive.output import check_file, replacing
 from slipstream.cli.common import video_at
 from slipstream.cli.views import caption_dict, closing_line, complain, printable, spared_line
 from slipstream.client.async_captioner import AsyncCaptioner
@@ -29,6 +29,7 @@ def check_subtitles(path: Path | None, options: CaptionOptions, num_videos: int)
         raise InvalidConfig(f"--subtitles {str(path)!r}: the file's name must end in .vtt or .srt")
     if not options.in_segments or num_videos != 1:
         raise InvalidConfig("--subtitles is a file for one film whose segments are captioned: give --segments too")
+    check_file(path)
 
 
 async def caption_film(
@@ -40,9 +41,9 @@ async def caption_film(
     subtitles: Path | None,
 ) -> int:
     """Shows the captions of a film's segments; returns the exit status that this film asks for. What came before an
-    error is written all the same."""
+    error or an interruption is written all the same; where nothing came, a file that is there stays."""
     cues: list[Cue] = []
-    exit_code = 0
+    exit_code, is_whole = 0, False
     try:
         events = _warned(video, captioner.film_events(video_at(video), options=options, timeout_s=timeout_s))
         async for part in segment_captions(events, options):
@@ -51,16 +52,22 @@ async def caption_film(
             typer.echo(json.dumps(segment_record(video, part)) if as_json else segment_line(part))
             if part.segment.error:
                 complain(video, f"{_name(part)}: {part.segment.error}")
+        is_whole = True
     except SlipstreamError as error:
         if as_json:
             typer.echo(json.dumps({"file": video, "error": str(error)}))
         complain(video, str(error))
         exit_code = error.exit_code
-    if subtitles is not None:
-        is_vtt = subtitles.suffix.lower() == ".vtt"
-        with replacing(subtitles) as file:
-            file.write(vtt_of(cues, SEGMENTS_NOTE) if is_vtt else srt_of(cues))
+    finally:
+        if subtitles is not None and (cues or is_whole):
+            _write_subtitles(subtitles, cues)
     return exit_code
+
+
+def _write_subtitles(path: Path, cues: Sequence[Cue]) -> None:
+    is_vtt = path.suffix.lower() == ".vtt"
+    with replacing(path) as file:
+        file.write(vtt_of(cues, SEGMENTS_NOTE) if is_vtt else srt_of(cues))
 
 
 async def _warned(video: str, events: AsyncGenerator[FilmEvent, None]) -> AsyncGenerator[FilmEvent, None]:

@@ -1,5 +1,6 @@
 """Films in segments on the command line: what is shown, what subtitles and JSON lines say, what cannot be written."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,8 +16,10 @@ from slipstream.cli.app import run
 from slipstream.cli.archive.job_lines import job_record
 from slipstream.cli.archive.output import Format, Output, open_writer
 from slipstream.cli.caption import caption_options
-from slipstream.cli.film import check_subtitles, clock_time, segment_line, segment_record
+from slipstream.cli.film import caption_film, check_subtitles, clock_time, segment_line, segment_record
+from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.caption_client import CAPTION_TIMEOUT_S
+from slipstream.client.connection import GatewayAddress
 from slipstream.client.film_client import FILM_TIMEOUT_S
 from slipstream.errors import InvalidConfig
 from slipstream.messages import Caption, Segment, SegmentCaption, SharedFrom, VideoFacts
@@ -24,12 +27,12 @@ from slipstream.options import CaptionOptions
 from slipstream.rpc.v1 import gateway_pb2
 from slipstream.speculation.protocol import FinishReason
 from tests.cli.fake_gateway import FakeGateway, good_video, make_summary
+from tests.support.processes import eventually
 
 MODEL = ModelReceipt("big", "r1", "float32")
 RECEIPT = Receipt("0.2.0", MODEL, None, {"segments": "fixed:10s"}, "ab", 12, "cd", runs=2)
 TEXTS = ("A dog runs.\n\nIt --> jumps & <i>.", "", "\x1b[31mred")
-
-
+NOWHERE = "127.0.0.1:1"
 ROUNDED_UP = 1.01
 """gRPC sends a deadline with three digits at most, rounded up: minutes to a second, hours to ten."""
 
@@ -114,6 +117,7 @@ def test_what_people_and_programs_are_shown() -> None:
         ("a.txt", CaptionOptions(segments="shots"), 1, "must end in .vtt or .srt"),
         ("a.vtt", CaptionOptions(), 1, "give --segments too"),
         ("a.SRT", CaptionOptions(segments="shots"), 2, "for one film"),
+        ("/nowhere/a.srt", CaptionOptions(segments="shots"), 1, "its folder does not exist"),
     ],
 )
 def test_subtitles_that_cannot_be_written(name: str, options: CaptionOptions, num_videos: int, said: str) -> None:
@@ -125,7 +129,8 @@ def test_subtitles_that_cannot_be_written(name: str, options: CaptionOptions, nu
 
 
 class FilmGateway(FakeGateway):
-    """Cuts what it is sent into two segments, of which the second is torn, or lost with the gateway."""
+    """Cuts what it is sent into two segments, of which the second is torn, or lost with the gateway, or never comes, or
+    neither does."""
 
     left_s = 0.0
     """How long the last caller would wait."""
@@ -138,10 +143,14 @@ class FilmGateway(FakeGateway):
         self.options, content = requests[0].options, b"".join(request.video for request in requests[1:])
         film = gateway_pb2.FilmFacts(num_segments=2, start_s=1.5, duration_s=4.0, warnings=["the file is cut off"])
         yield gateway_pb2.FilmEvent(film=film)
+        if content == b"hang at once":
+            await asyncio.sleep(3600)
         yield gateway_pb2.FilmEvent(segment=gateway_pb2.Segment(number=0, start_s=1.5, end_s=3.5))
         yield gateway_pb2.FilmEvent(caption=gateway_pb2.CaptionEvent(summary=make_summary(text="A dog.")))
         if content == b"lost":
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the target was lost")
+        if content == b"hang":
+            await asyncio.sleep(3600)
         yield gateway_pb2.FilmEvent(segment=gateway_pb2.Segment(number=1, start_s=3.5, end_s=5.5, error="torn"))
 
 
@@ -189,6 +198,29 @@ def test_what_came_before_an_error_is_shown_and_written(
     )
     assert run(["caption", str(film), "--gateway", films.address, "--segments", "fixed:0s"]) == 2
     assert "at least 0.001 s" in capsys.readouterr().err
+
+
+def test_a_film_of_which_nothing_came_leaves_the_file_that_is_there(tmp_path: Path) -> None:
+    film, subtitles = good_video(tmp_path / "a.mkv"), tmp_path / "a.vtt"
+    subtitles.write_text("WEBVTT")
+    assert run(["caption", str(film), "--gateway", NOWHERE, "--segments", "shots", "--subtitles", str(subtitles)]) == 4
+    assert subtitles.read_text() == "WEBVTT"
+
+
+@pytest.mark.parametrize(("content", "shown", "kept"), [(b"hang", "A dog.", "A dog."), (b"hang at once", "", "old")])
+async def test_what_came_before_an_interruption_is_written(
+    films: FilmGateway, tmp_path: Path, content: bytes, shown: str, kept: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subtitles, options = tmp_path / "a.srt", CaptionOptions(segments="shots")
+    subtitles.write_text("old")
+    film = str(good_video(tmp_path / "a.mkv", content))
+    async with AsyncCaptioner(gateway=GatewayAddress(films.address)) as captioner:
+        work = asyncio.create_task(caption_film(captioner, film, options, 60, False, subtitles))
+        await eventually(lambda: films.left_s and shown in capsys.readouterr().out)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+    assert kept in subtitles.read_text()
 
 
 def test_several_prompts_and_a_summary_are_shown() -> None:

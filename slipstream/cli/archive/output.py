@@ -96,13 +96,18 @@ def check_output(output: str, form: Format) -> None:
         return
     if is_object_url(output):
         _check_object(output, form)
-    elif form.is_folder:
-        if path.exists() and not path.is_dir():
-            raise InvalidConfig(f"cannot write {form} files into {output}: it is no folder")
-    elif path.exists() and not path.is_file():
-        raise InvalidConfig(f"cannot write {output}: it is no regular file")
-    elif not path.resolve().parent.is_dir():
-        raise InvalidConfig(f"cannot write {output}: its folder does not exist")
+    elif not form.is_folder:
+        check_file(path)
+    elif path.exists() and not path.is_dir():
+        raise InvalidConfig(f"cannot write {form} files into {output}: it is no folder")
+
+
+def check_file(path: Path) -> None:
+    """The same of one file on this machine."""
+    if path.exists() and not path.is_file():
+        raise InvalidConfig(f"cannot write {path}: it is no regular file")
+    if not path.resolve().parent.is_dir():
+        raise InvalidConfig(f"cannot write {path}: its folder does not exist")
 
 
 def check_unread(output: str, form: Format, sources: Iterable[str]) -> None:
