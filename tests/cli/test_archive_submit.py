@@ -1,11 +1,8 @@
-"""`slipstream archive submit` against a fake archive: what is sent, repetition, a full backlog, interruption."""
+"""`slipstream archive submit` against a fake archive: what is sent, repetition, a full backlog."""
 
 import io
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -343,27 +340,6 @@ def test_subtitles_may_lie_beside_their_videos(archive: FakeArchive, folder: Pat
 def test_a_gateway_without_an_archive(gateway: FakeGateway, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit(gateway, folder) == 2
     assert "this gateway has no archive" in capsys.readouterr().err
-
-
-def test_an_interrupted_wait_keeps_what_is_done(archive: FakeArchive, folder: Path, tmp_path: Path) -> None:
-    (folder / "stuck.mp4").write_bytes(b"x")
-    output = tmp_path / "out.jsonl"
-    command = [sys.executable, "-m", "slipstream.cli", "archive", "submit", str(folder), "--output", str(output)]
-    process = subprocess.Popen([*command, "--gateway", archive.address], stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("in_progress"):
-            break
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert "interrupted: batch batch-0 goes on" in errors
-    assert "Traceback" not in errors
-    assert len(output.read_text().splitlines()) == 3
-    (key,) = archive.batches
-    assert run(["archive", "cancel", key, "--gateway", archive.address]) == 0
-    assert submit(archive, folder, "--output", output) == 5
-    assert len(output.read_text().splitlines()) == 3
 
 
 def test_many_items_in_little_memory(archive: FakeArchive, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from rich.text import Text
 from slipstream.archive.messages import Batch, BatchItem, BatchOptions, OptionValues, Submitted, document_options
 from slipstream.archive.queue import Priority
 from slipstream.cli.archive.asking import BATCH_PANEL, FormatOption, GatewayOption, RawOption, ask
-from slipstream.cli.archive.batch_view import batch_dict, choose_view, exit_status
+from slipstream.cli.archive.batch_view import Show, batch_dict, choose_view, exit_status
 from slipstream.cli.archive.old_captions import OldCaptions
 from slipstream.cli.archive.output import STDOUT, Format, Output, check_output, check_unread, choose_format, export
 from slipstream.cli.archive.sources import Sources, batch_key
@@ -276,7 +276,7 @@ async def _hand_in(client: ArchiveClient, request: _Request) -> Submitted:
 
             return await client.submit_all(request.batch, request.items, follow)
     except asyncio.CancelledError:
-        _tell(f"interrupted: {so_far.num_handed_in:,} items are handed in, the same command goes on")
+        _tell_if_heard(f"interrupted: {so_far.num_handed_in:,} items are handed in, the same command goes on")
         raise
 
 
@@ -308,25 +308,39 @@ def _tell_submitted(submitted: Submitted, request: _Request) -> int:
 
 async def _wait(client: ArchiveClient, batch_id: str, output: Output | None) -> Batch:
     """Follows the batch to its end and keeps the output up to date, also when interrupted."""
-    refresh_s, written_at = FIRST_EXPORT_S, time.monotonic()
     try:
-        with choose_view(as_json=False, stream=sys.stderr) as show:
-            async with aclosing(client.watch(batch_id)) as snapshots:
-                async for batch in snapshots:
-                    show(batch)
-                    if output is not None and output.path != STDOUT and time.monotonic() - written_at > refresh_s:
-                        began = time.monotonic()
-                        await export(client, batch_id, output)
-                        written_at = time.monotonic()
-                        refresh_s = max(FIRST_EXPORT_S, (written_at - began) / EXPORT_SHARE)
+        batch = await _follow(client, batch_id, output)
     except asyncio.CancelledError:
-        _tell(f"interrupted: batch {batch_id} goes on; the same command waits for it again")
         if output is not None:
             await _export_in_time(client, batch_id, output)
+        _tell_if_heard(f"interrupted: batch {batch_id} goes on; the same command waits for it again")
         raise
     if output is not None:
         await export(client, batch_id, output)
     return batch
+
+
+async def _follow(client: ArchiveClient, batch_id: str, output: Output | None) -> Batch:
+    """Shows the batch until it has ended, and writes what is done from time to time."""
+    refresh_s, written_at = FIRST_EXPORT_S, time.monotonic()
+    with _view() as show:
+        async with aclosing(client.watch(batch_id)) as snapshots:
+            async for batch in snapshots:
+                show(batch)
+                if output is not None and output.path != STDOUT and time.monotonic() - written_at > refresh_s:
+                    began = time.monotonic()
+                    await _export_so_far(client, batch_id, output)
+                    written_at = time.monotonic()
+                    refresh_s = max(FIRST_EXPORT_S, (written_at - began) / EXPORT_SHARE)
+    return batch
+
+
+async def _export_so_far(client: ArchiveClient, batch_id: str, output: Output) -> None:
+    """One that fails, as on a full disk, ends no wait of hours: the next one, or the last, may succeed."""
+    try:
+        await export(client, batch_id, output)
+    except (SlipstreamError, OSError) as error:
+        _tell_if_heard(f"what is done so far could not be written, and is tried again: {error}")
 
 
 async def _export_in_time(client: ArchiveClient, batch_id: str, output: Output) -> None:
@@ -335,7 +349,24 @@ async def _export_in_time(client: ArchiveClient, batch_id: str, output: Output) 
         async with asyncio.timeout(LAST_EXPORT_S):
             await export(client, batch_id, output)
     except (TimeoutError, SlipstreamError):
-        _tell("the newest results could not be written in time; `slipstream archive export` fetches them")
+        _tell_if_heard("the newest results could not be written in time; `slipstream archive export` fetches them")
+
+
+@contextmanager
+def _view() -> Iterator[Show]:
+    """On stderr. That its terminal or pipe is gone, as when Ctrl-C also ends `tee`, ends neither a wait nor its end."""
+    with ExitStack() as opened:
+        show = opened.enter_context(choose_view(as_json=False, stream=sys.stderr))
+
+        def show_if_seen(batch: Batch) -> None:
+            with suppress(OSError):
+                show(batch)
+
+        try:
+            yield show_if_seen
+        finally:
+            with suppress(OSError):
+                opened.close()
 
 
 @contextmanager
@@ -353,3 +384,9 @@ def _counter() -> Iterator[Tell]:
 
 def _tell(line: str) -> None:
     typer.echo(f"slipstream: {printable(line)}", err=True)
+
+
+def _tell_if_heard(line: str) -> None:
+    """Where the terminal or the pipe may be gone."""
+    with suppress(OSError):
+        _tell(line)
