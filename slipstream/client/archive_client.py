@@ -63,11 +63,19 @@ class ArchiveClient:
     # -- submitting ---------------------------------------------------------------------------------------------------
 
     async def submit(self, batch: BatchOptions, items: Sequence[BatchItem]) -> Submitted:
-        """Hands in items in one call. With a key it is safe to repeat, also after an error: nothing is taken twice."""
+        """Hands in items in one call. With a key it is safe to repeat, also after an error: nothing is taken twice.
+        Where the gateway is away or about to stop, the next call goes to another."""
         await self._connection.settle()
-        stub = _stub(self._connection.channel)
+        channel = self._connection.channel
+        try:
+            return await self._submit_at(channel, batch, items)
+        except ServiceUnavailable:
+            self._connection.turn_from(channel)
+            raise
+
+    async def _submit_at(self, channel: grpc.aio.Channel, batch: BatchOptions, items: Sequence[BatchItem]) -> Submitted:
         requests = _each(codec.submit_messages(batch, items))
-        call = stub.SubmitBatch(requests, timeout=SUBMIT_TIMEOUT_S, metadata=self._metadata)
+        call = _stub(channel).SubmitBatch(requests, timeout=SUBMIT_TIMEOUT_S, metadata=self._metadata)
         first_status = FirstStatus(call)
         try:
             return codec.read_submitted(await call)
@@ -100,6 +108,7 @@ class ArchiveClient:
     ) -> Submitted:
         pause_s = FIRST_PAUSE_S
         away_since: float | None = None
+        num_unreachable = 0
         while True:
             try:
                 return await self.submit(batch, piece)
@@ -109,7 +118,8 @@ class ArchiveClient:
                 await asyncio.sleep(error.retry_after_s or pause_s * random.uniform(0.5, 1))
             except ServiceUnavailable as error:
                 away_since = away_since or time.monotonic()
-                never_there = isinstance(error, ServiceUnreachable) and not submitted.batch_id
+                num_unreachable += isinstance(error, ServiceUnreachable)
+                never_there = num_unreachable > len(self._connection.others) and not submitted.batch_id
                 if never_there or time.monotonic() - away_since > PATIENCE_S:
                     raise _with_progress(error, submitted) from error
                 await asyncio.sleep(FIRST_PAUSE_S)
@@ -199,6 +209,7 @@ class ArchiveClient:
         """The batch now and after every change until it has ended, through restarts of the gateway."""
         await self._connection.settle()
         was_there, away_since = False, None
+        untried = len(self._connection.others)
         while True:
             channel = self._connection.channel
             try:
@@ -208,12 +219,12 @@ class ArchiveClient:
                         yield snapshot
                         if snapshot.is_ended:
                             return
-            except ServiceUnavailable as error:
+            except ServiceUnavailable:
                 away_since = away_since or time.monotonic()
-                if isinstance(error, ServiceUnreachable):
-                    self._connection.turn_from(channel)
-                if not was_there or time.monotonic() - away_since > PATIENCE_S:
+                self._connection.turn_from(channel)
+                if not (was_there or untried) or time.monotonic() - away_since > PATIENCE_S:
                     raise
+                untried = max(untried - 1, 0)
             await asyncio.sleep(PAUSE_S)
 
     async def _watch_once(self, channel: grpc.aio.Channel, batch: str) -> AsyncGenerator[Batch, None]:

@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 
 import grpc
 
-from slipstream.errors import ServiceUnreachable
+from slipstream.errors import ServiceUnavailable
 from slipstream.rpc.calls import open_channel, token_metadata
 from slipstream.rpc.tls import make_peer_security
 
@@ -69,13 +69,14 @@ class Connection:
             self.channel = self.others.popleft()
 
     async def ask(self, call: Callable[[grpc.aio.Channel], Awaitable[AnswerT]]) -> AnswerT:
-        """What the first gateway answers that is there. Raises what it says, and `ServiceUnreachable` if none is."""
+        """What the first gateway answers that is there and not about to stop. Raises what it says, and
+        `ServiceUnavailable` if none is."""
         untried = len(self.others)
         while True:
             channel = self.channel
             try:
                 return await call(channel)
-            except ServiceUnreachable:
+            except ServiceUnavailable:
                 self.turn_from(channel)
                 if not untried:
                     raise

@@ -6,7 +6,9 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from types import SimpleNamespace
+from typing import Any
 
+import grpc
 import pytest
 import pytest_asyncio
 
@@ -16,6 +18,7 @@ from slipstream.client.archive_client import PATIENCE_S, ArchiveClient
 from slipstream.client.caption_client import gateway_info
 from slipstream.client.connection import Connection, GatewayAddress
 from slipstream.errors import ServiceUnavailable, ServiceUnreachable
+from slipstream.rpc.guards import ANSWERED, LEAVING
 from tests.cli.fake_archive import FakeArchive
 
 NOWHERE = "127.0.0.1:1"
@@ -60,6 +63,68 @@ async def test_where_nobody_is_all_are_asked_once() -> None:
         with pytest.raises(ServiceUnreachable):
             await gateway_info(connection)
         assert connection.channel is lost, "each was turned from"
+
+
+class _Stopping(grpc.GenericRpcHandler):
+    """Ends every call as a gateway does that is about to stop."""
+
+    num_calls = 0
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        async def refuse(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            self.num_calls += 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, LEAVING, ANSWERED)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+class StoppingGateway(FakeArchive):
+    def register(self, server: grpc.aio.Server) -> None:
+        self.handler = _Stopping()
+        server.add_generic_rpc_handlers((self.handler,))
+
+
+@pytest_asyncio.fixture
+async def stopping(archive: FakeArchive, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Connection]:
+    """Its first gateway is about to stop."""
+    monkeypatch.setattr(archive_client, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(archive_client, "PATIENCE_S", 1.0)
+    with archive, StoppingGateway() as first:
+        async with GatewayAddress(f"{first.address},{archive.address}").open() as opened:
+            yield opened
+
+
+async def test_a_gateway_that_stops_is_left_for_the_next(stopping: Connection) -> None:
+    left, client = stopping.channel, ArchiveClient(stopping)
+    assert (await client.submit_all(BatchOptions("k"), ITEMS)).num_added == 1 and stopping.channel is not left
+    for ask in (client.get, client.cancel, client.job_page):
+        stopping.turn_from(stopping.channel)
+        assert stopping.channel is left
+        await ask("k")
+    stopping.turn_from(stopping.channel)
+    assert [batch.state async for batch in client.watch("k")][-1].name == "CANCELLED"
+    stopping.turn_from(stopping.channel)
+    assert stopping.channel is left and (await gateway_info(stopping)).target_model
+
+
+async def test_where_all_stop_each_is_asked_once() -> None:
+    with StoppingGateway() as first, StoppingGateway() as second:
+        async with GatewayAddress(f"{first.address},{second.address}").open() as connection:
+            client = ArchiveClient(connection)
+            for ask in (client.get, lambda name: anext(client.watch(name))):
+                with pytest.raises(ServiceUnavailable, match=LEAVING):
+                    await ask("k")
+        assert (first.handler.num_calls, second.handler.num_calls) == (2, 2)
+
+
+async def test_a_gateway_that_goes_just_when_items_come_is_not_the_last_one(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one looked as if it were there."""
+    monkeypatch.setattr(archive_client, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(Connection, "settle", lambda self: asyncio.sleep(0))
+    submitted = await ArchiveClient(connection).submit_all(BatchOptions("k"), ITEMS)
+    assert submitted.num_added == 1
 
 
 async def test_calls_that_are_not_repeated_go_to_whoever_is_there(connection: Connection) -> None:
