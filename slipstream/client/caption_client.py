@@ -282,7 +282,8 @@ class _Asking:
             self._untried -= 1
             return self._untried >= 0
         is_lost = bool(received.tokens) or isinstance(failure, ServiceUnreachable)
-        return is_lost and received.num_resumptions < MAX_RESUMPTIONS and self.resume_wait_s > 0
+        has_others = bool(self.connection.others)  # who need not be about to stop where this one has said that it is
+        return (is_lost or has_others) and received.num_resumptions < MAX_RESUMPTIONS and self.resume_wait_s > 0
 
     async def _connected(self) -> bool:
         """Whether a gateway can be reached in time; turns to it."""

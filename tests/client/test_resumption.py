@@ -1,9 +1,9 @@
 """A client that loses its gateway in the middle goes on at the next one, or says that it cannot."""
 
 import io
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import grpc
 import pytest
@@ -14,6 +14,8 @@ from slipstream.client import caption_client
 from slipstream.client.caption_client import MAX_RESUMPTIONS
 from slipstream.client.sync_captioner import Captioner, connect
 from slipstream.errors import ProtocolViolation, ServiceUnavailable, SlipstreamError
+from slipstream.rpc.guards import ANSWERED, STOPPING
+from slipstream.rpc.v1 import gateway_pb2
 from tests.cli.fake_gateway import PIECES, TEXT, FakeGateway, hanging_video
 from tests.client.conftest import Proxy
 
@@ -117,6 +119,27 @@ def test_there_is_an_end_to_it(proxy: Proxy, both: str, gateway: FakeGateway, mo
     with connect(both) as captioner, pytest.raises(ServiceUnavailable):
         lose_after_the_first_token(captioner, HANG, proxy)
     assert 1 <= len(gateway.resumed_after) <= MAX_RESUMPTIONS
+
+
+class DrainedGateway(FakeGateway):
+    """Begins a caption and stops before its first token, in good order."""
+
+    async def Caption(
+        self, request_iterator: AsyncIterator[gateway_pb2.CaptionRequest], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[gateway_pb2.CaptionEvent]:
+        self.received = b"".join([request.video async for request in request_iterator])
+        yield gateway_pb2.CaptionEvent(stage=gateway_pb2.StageChange(stage="receive", done=1, total=1))
+        await context.abort(grpc.StatusCode.UNAVAILABLE, STOPPING, ANSWERED)
+
+
+def test_a_gateway_that_stops_before_the_first_token_is_left_for_another(gateway: FakeGateway) -> None:
+    with DrainedGateway() as drained:
+        with connect(f"{drained.address},{gateway.address}") as captioner:
+            caption = captioner.caption(b"good")
+        assert caption.text == TEXT and caption.timings.resumptions == 1
+        assert drained.received == gateway.received == b"good" and gateway.resumed_after == []
+        with connect(drained.address) as captioner, pytest.raises(ServiceUnavailable, match=STOPPING):
+            captioner.caption(b"good")
 
 
 def test_nobody_there_is_said_at_once(gateway: FakeGateway) -> None:
