@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import random
 import secrets
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -87,18 +88,26 @@ class ArchiveClient:
             call.cancel()
 
     async def submit_all(
-        self, batch: BatchOptions, items: Iterable[BatchItem], tell: Tell = lambda submitted, obstacle: None
+        self,
+        batch: BatchOptions,
+        items: Iterable[BatchItem],
+        tell: Tell = lambda submitted, obstacle: None,
+        is_left: threading.Event | None = None,
     ) -> Submitted:
         """Hands in all items piece by piece, however long the backlog is full. A batch without a key gets one, by
-        which the pieces find it; with a key of the caller's it is safe to repeat.
+        which the pieces find it; with a key of the caller's it is safe to repeat. Items are made on another thread:
+        `is_left` is set when none is wanted any more, also where this is cancelled meanwhile.
 
         Raises `VideoNotFound` when there is no item, and `ServiceUnavailable` when the gateway stays away.
         """
         batch = batch if batch.key else replace(batch, key=f"made-{secrets.token_hex(16)}")
-        submitted, remaining = Submitted(), iter(items)
-        while piece := await asyncio.to_thread(_next_piece, remaining):
-            submitted += await self._submit_piece(batch, piece, submitted, tell)
-            tell(submitted, "")
+        submitted, remaining, is_left = Submitted(), iter(items), is_left or threading.Event()
+        try:
+            while piece := await asyncio.to_thread(_next_piece, remaining, is_left):
+                submitted += await self._submit_piece(batch, piece, submitted, tell)
+                tell(submitted, "")
+        finally:
+            is_left.set()
         if not submitted.batch_id:
             raise VideoNotFound("there is nothing to hand in")
         return submitted
@@ -264,8 +273,10 @@ async def _each(messages: Iterable[MessageT]) -> AsyncIterator[MessageT]:
         yield message
 
 
-def _next_piece(items: Iterator[BatchItem]) -> list[BatchItem]:
-    return list(itertools.islice(items, PIECE_ITEMS))
+def _next_piece(items: Iterator[BatchItem], is_left: threading.Event) -> list[BatchItem]:
+    """Ends early where nobody waits for it any more: a process does not end before it has."""
+    wanted = itertools.takewhile(lambda item: not is_left.is_set(), items)
+    return list(itertools.islice(wanted, PIECE_ITEMS))
 
 
 def _with_progress(error: SlipstreamError, submitted: Submitted) -> SlipstreamError:

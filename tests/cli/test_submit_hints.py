@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
-from slipstream.archive.messages import MAX_ITEM_HINT_BYTES
-from slipstream.cli.archive.old_captions import LONGEST_LINE, MAX_TEXTS
+from slipstream.archive.messages import MAX_ITEM_HINT_BYTES, BatchItem
+from slipstream.cli.archive import old_captions
+from slipstream.cli.archive.old_captions import LONGEST_LINE, MAX_TEXTS, OldCaptions
 from tests.cli.fake_archive import FakeArchive
 from tests.cli.test_archive_submit import only_batch, submit
 
@@ -54,6 +56,30 @@ def test_a_manifest_knows_the_content_of_what_is_not_here(archive: FakeArchive, 
     assert submit(archive, manifest, "--hints-from", old) == 0
     hints = [list(item.caption.prediction) for item in only_batch(archive).values()]
     assert hints == [["y" * MAX_ITEM_HINT_BYTES], [], [], ["my own"]], "as much of the latest as a job may have"
+
+
+class LeftSoon(threading.Event):
+    """Set at the second look."""
+
+    num_looks = 0
+
+    def is_set(self) -> bool:
+        self.num_looks += 1
+        return self.num_looks > 1
+
+
+def test_a_file_is_read_no_further_when_its_item_is_not_wanted_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(old_captions, "BLOCK_BYTES", 1)
+    (tmp_path / "a.mp4").write_bytes(b"xyz")
+    items = [BatchItem("a", str(tmp_path / "a.mp4"))]
+    captions = OldCaptions("", {hashlib.sha256(b"xyz").hexdigest(): ["a text"]})
+    is_left = LeftSoon()
+    assert [dict(item.caption) for item in captions.hinted(items, is_left)] == [{}] and is_left.num_looks == 2
+    captions = OldCaptions("", captions.texts)
+    (hinted,) = captions.hinted(items, threading.Event())
+    assert hinted.caption == {"prediction": ("a text",)}
 
 
 def test_texts_too_long_for_a_job_are_cut_between_characters(

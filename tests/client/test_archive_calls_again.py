@@ -2,8 +2,9 @@
 
 import asyncio
 import itertools
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,26 @@ async def connection(archive: FakeArchive) -> AsyncIterator[Connection]:
     with archive:
         async with GatewayAddress(f"{NOWHERE},{archive.address}").open() as opened:
             yield opened
+
+
+async def test_a_cancelled_hand_in_makes_no_more_items(connection: Connection) -> None:
+    made, is_making, go_on = list[int](), threading.Event(), threading.Event()
+
+    def items() -> Iterator[BatchItem]:
+        for number in range(3):
+            made.append(number)
+            is_making.set()
+            assert go_on.wait(60)
+            yield BatchItem(str(number), "a.mp4")
+
+    work = asyncio.create_task(ArchiveClient(connection).submit_all(BatchOptions("k"), items()))
+    assert await asyncio.to_thread(is_making.wait, 60)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    go_on.set()
+    await asyncio.get_running_loop().shutdown_default_executor()  # as `asyncio.run` does
+    assert made == [0]
 
 
 async def test_every_call_finds_the_gateway_that_is_there(connection: Connection) -> None:

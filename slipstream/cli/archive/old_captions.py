@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import stat
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,8 @@ from slipstream.objects.blocking import open_file
 
 LONGEST_LINE = 4 * 1024 * 1024
 """Bytes."""
+BLOCK_BYTES = 1024 * 1024
+"""Of a file that is read for its digest."""
 MAX_TEXTS = 4
 """Of one file: the latest that were written."""
 
@@ -73,12 +76,13 @@ class OldCaptions:
             )
         return cls(f"hints {digest.hexdigest()}", dict(texts), num_lines=num_lines, left_out=+left_out)
 
-    def hinted(self, items: Iterable[BatchItem]) -> Iterator[BatchItem]:
-        """The items, with hints where their file is known. Files are read once, unless the item says its digest."""
+    def hinted(self, items: Iterable[BatchItem], is_left: threading.Event) -> Iterator[BatchItem]:
+        """The items, with hints where their file is known. Files are read once, unless the item says its digest; none
+        is read any further when `is_left`, as its item is not wanted any more."""
         self.num_items = self.num_hinted = self.num_cut = 0
         for item in items:
             self.num_items += 1
-            texts, is_cut = ((), False) if "prediction" in item.caption else self._texts_of(item)
+            texts, is_cut = ((), False) if "prediction" in item.caption else self._texts_of(item, is_left)
             if texts:
                 self.num_hinted += 1
                 self.num_cut += is_cut
@@ -97,11 +101,11 @@ class OldCaptions:
         cut = f", {self.num_cut:,} of them cut to {MAX_ITEM_HINT_BYTES:,} bytes" if self.num_cut else ""
         return f"{self.num_hinted:,} of {self.num_items:,} items have hints{cut}"
 
-    def _texts_of(self, item: BatchItem) -> tuple[tuple[str, ...], bool]:
+    def _texts_of(self, item: BatchItem, is_left: threading.Event) -> tuple[tuple[str, ...], bool]:
         """As many texts as an item may have, the latest first, and whether the last of them is a beginning only."""
         texts: list[str] = []
         room = MAX_ITEM_HINT_BYTES
-        for text in self.texts.get(item.sha256 or self._digest(item.source), ()):
+        for text in self.texts.get(item.sha256 or self._digest(item.source, is_left), ()):
             content = text.encode()
             if len(content) > room:
                 beginning = content[:room].decode(errors="ignore")  # without a character that would be cut itself
@@ -110,23 +114,28 @@ class OldCaptions:
             texts.append(text)
         return tuple(texts), False
 
-    def _digest(self, source: str) -> str:
+    def _digest(self, source: str, is_left: threading.Event) -> str:
         """Of a file that can be read here; '' of any other."""
         if is_url(source):
             return ""
         if source not in self._digests:
-            self._digests[source] = _digest_of(source)
+            self._digests[source] = _digest_of(source, is_left)
         return self._digests[source]
 
 
-def _digest_of(source: str) -> str:
+def _digest_of(source: str, is_left: threading.Event) -> str:
+    digest = hashlib.sha256()
     try:
         if not stat.S_ISREG(os.stat(source).st_mode):
             return ""
         with open(source, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            while block := file.read(BLOCK_BYTES):
+                if is_left.is_set():
+                    return ""
+                digest.update(block)
     except (OSError, ValueError):
         return ""
+    return digest.hexdigest()
 
 
 _OLDER = f"older than the latest {MAX_TEXTS} of the same file"

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, aclosing, contextmanager, suppress
@@ -160,6 +161,8 @@ class _Request:
     """One command line, parsed."""
 
     items: Iterable[BatchItem]
+    is_left: threading.Event
+    """Set when no more of them are wanted."""
     batch: BatchOptions
     output: Output | None
     wait: bool
@@ -208,8 +211,9 @@ def submit_command(
         names = found.names() if hints is None else [*found.names(), hints.name]
         key = name or batch_key(options, file, names, documents.reading)
         batch = BatchOptions(key, options.given(), _metadata(meta or ()), priority, documents.reading)
-        items = found if hints is None else hints.hinted(found)
-        request = _Request(items, batch, destination, wait, as_json)
+        is_left = threading.Event()
+        items = found if hints is None else hints.hinted(found, is_left)
+        request = _Request(items, is_left, batch, destination, wait, as_json)
         status = ask(gateway, connection, lambda client: _run(client, request))
         if hints is not None:
             _tell(hints.told_of_items())
@@ -274,7 +278,7 @@ async def _hand_in(client: ArchiveClient, request: _Request) -> Submitted:
                 so_far = submitted
                 tell(submitted, obstacle)
 
-            return await client.submit_all(request.batch, request.items, follow)
+            return await client.submit_all(request.batch, request.items, follow, request.is_left)
     except asyncio.CancelledError:
         _tell_if_heard(f"interrupted: {so_far.num_handed_in:,} items are handed in, the same command goes on")
         raise
