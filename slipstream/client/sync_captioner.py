@@ -32,6 +32,7 @@ from slipstream.service_info import GatewayInfo
 
 ResultT = TypeVar("ResultT")
 LAST_CLOSE_S = 10.0
+LAST_CANCEL_S = 5.0
 
 
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
@@ -49,13 +50,23 @@ def _background_loop() -> asyncio.AbstractEventLoop:
 
 
 def run_in_background(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """The coroutine's result. It is cancelled when this thread is interrupted, as by Ctrl-C. Works in any thread,
-    also where an event loop runs already, which it blocks meanwhile."""
-    future = asyncio.run_coroutine_threadsafe(coroutine, _background_loop())
+    """The coroutine's result. It is cancelled when this thread is interrupted, as by Ctrl-C, and has ended then, if it
+    ends in time. Works in any thread, also where an event loop runs already, which it blocks meanwhile."""
+    loop, future = _background_loop(), None
     try:
+        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
         return future.result()
     finally:
-        future.cancel()  # does nothing to one that is done
+        if future is None or not future.done():
+            asyncio.run_coroutine_threadsafe(_cancelled(coroutine), loop).result()
+
+
+async def _cancelled(coroutine: Coroutine[Any, Any, Any]) -> None:
+    """Cancels its task and waits until that has ended, but not for ever: its generators cannot be closed before."""
+    if tasks := [task for task in asyncio.all_tasks() if task.get_coro() is coroutine]:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=LAST_CANCEL_S)
 
 
 _open_captioners = defaultdict[int, set[AsyncCaptioner]](set)

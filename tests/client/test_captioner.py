@@ -193,6 +193,34 @@ for piece in captioner.stream(b"hang"):
     assert gateway.cancelled.wait(60)
 
 
+@pytest.mark.parametrize("kind", ["DocumentStream(captioner, ", "BlockingItems(captioner._run, "])
+def test_ctrl_c_before_the_first_answer_is_just_that(gateway: FakeGateway, kind: str) -> None:
+    """What is asked needs some rounds of its loop to end."""
+    script = f"""
+import asyncio, contextlib, signal, slipstream, threading
+from slipstream.client.batch_handles import BlockingItems
+from slipstream.client.sync_captioner import DocumentStream
+
+async def answers():
+    try:
+        main = threading.main_thread().ident
+        asyncio.get_running_loop().call_soon(signal.pthread_kill, main, signal.SIGINT)
+        await asyncio.sleep(3600)
+        yield
+    finally:
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        print("ended", flush=True)
+
+captioner = slipstream.connect({gateway.address!r})
+with contextlib.closing({kind}answers())) as stream:
+    next(stream)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout == "ended\n" and done.stderr.rstrip().endswith("KeyboardInterrupt")
+    assert "already running" not in done.stderr
+
+
 def test_a_captioner_lives_as_long_as_its_streams(gateway: FakeGateway, video: Path) -> None:
     stream = slipstream.connect(gateway.address).stream(video)
     gc.collect()
