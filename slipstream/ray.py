@@ -11,9 +11,9 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from slipstream import __version__
 from slipstream.archive.messages import OptionValues, Receipt
@@ -38,8 +38,11 @@ from slipstream.service_info import GatewayInfo
 
 PAUSES_S = (1.0, 5.0, 25.0)
 """Before each further attempt at a row whose gateway is full or away, unless it says itself how long."""
+MAKERS = ("version", "target_model", "target_revision", "target_dtype", "draft_model", "draft_revision", "draft_dtype")
+"""What receipts have of what a gateway says of itself; "" is not known, as of a draft that is away."""
 ANSWERS = ("caption", "caption_state", "caption_error", "caption_id")
 """The columns that rows get."""
+AnswerT = TypeVar("AnswerT")
 
 # -- rows -------------------------------------------------------------------------------------------------------------
 
@@ -122,7 +125,7 @@ class CaptionRows:
             raise VersionMismatch(f"{here} has slipstream {__version__}, the driver {stage.version}: install the same")
         try:
             self._captioner = stage.make_captioner()
-            self._info = self._captioner.info()
+            self._captioner.info()
         except SlipstreamError as error:
             raise type(error)(f"no captioner on {here}: {error}") from None
         self._stage = stage
@@ -157,7 +160,7 @@ class CaptionRows:
         name, given_up = part_name(rows), Records()
         there = run_in_background(self._parts.read(name))
         if there is None:
-            made = dict(zip(rows, self._pool.map(self._caption, rows, rows.values()), strict=True))
+            made = self._captioned(rows)
             given_up = {row_id: record for row_id, record in made.items() if record.state is JobState.DEAD}
             there = {row_id: record for row_id, record in made.items() if row_id not in given_up}
         if there:
@@ -165,13 +168,33 @@ class CaptionRows:
         left = {row_id: row for row_id, row in rows.items() if row_id not in there and row_id not in given_up}
         return given_up | there | self._made(left)  # another may have given up more of them, and written fewer
 
-    def _caption(self, row_id: str, row: Row) -> JobRecord:
+    def _captioned(self, rows: Mapping[str, Row]) -> Records:
+        """All rows. What is done is given up where the gateway has other models behind them than before them: which of
+        them made what is not known, and parts are kept for good."""
+        before = self._info()
+        made = self._pool.map(partial(self._caption, before), rows, rows.values())
+        records = dict(zip(rows, made, strict=True))
+        changed = _change(before, self._info())
+        if changed is None:
+            return records
+        return {row_id: _given_up(record, changed) for row_id, record in records.items()}
+
+    def _info(self) -> GatewayInfo | SlipstreamError:
+        """What the gateway says of itself now, or why it does not."""
+        try:
+            return self._patiently(self._captioner.info)
+        except SlipstreamError as error:
+            return error
+
+    def _caption(self, info: GatewayInfo | SlipstreamError, row_id: str, row: Row) -> JobRecord:
         """DONE; FAILED: the row is at fault; DEAD: it is given up, and the next start tries it again."""
         began_s, asked, result, error = time.time(), CaptionOptions(), "", None
         try:
             asked = CaptionOptions.from_mapping({**self._stage.options, **row.options})
-            caption = self._patiently(row.video, asked)
-            result = write_result(caption, _receipt(row.video, caption, self._info))
+            if isinstance(info, SlipstreamError):
+                raise info
+            caption = self._patiently(partial(self._captioner.caption, row.video, options=asked))
+            result = write_result(caption, _receipt(row.video, caption, info))
         except SlipstreamError as told:
             error = told
         failed = JobState.FAILED if isinstance(error, InvalidRequest) else JobState.DEAD
@@ -194,14 +217,32 @@ class CaptionRows:
             ended_s=time.time(),
         )
 
-    def _patiently(self, video: Video, asked: CaptionOptions) -> Caption:
+    def _patiently(self, ask: Callable[[], AnswerT]) -> AnswerT:
         """Asks again while the gateway is full or away."""
         for pause_s in PAUSES_S:
             try:
-                return self._captioner.caption(video, options=asked)
+                return ask()
             except (Overloaded, ServiceUnavailable) as error:
                 time.sleep(error.retry_after_s or pause_s)
-        return self._captioner.caption(video, options=asked)
+        return ask()
+
+
+def _change(before: GatewayInfo | SlipstreamError, after: GatewayInfo | SlipstreamError) -> SlipstreamError | None:
+    """Why receipts cannot say by what rows were made between the two; None: they can. A draft may come and go."""
+    for told in (before, after):
+        if isinstance(told, SlipstreamError):
+            return told
+    names = [name for name in MAKERS if "" not in (getattr(before, name), getattr(after, name))]
+    if all(getattr(before, name) == getattr(after, name) for name in names):
+        return None
+    return ServiceUnavailable("the gateway was started again with other models, or of another release, meanwhile")
+
+
+def _given_up(record: JobRecord, reason: SlipstreamError) -> JobRecord:
+    """A record that is done, for the next start to try again; any other as it is."""
+    if record.state is not JobState.DONE:
+        return record
+    return replace(record, state=JobState.DEAD, result="", error=str(reason), error_code=reason.status)
 
 
 def _receipt(video: Video, caption: Caption, info: GatewayInfo) -> Receipt:

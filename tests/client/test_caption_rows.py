@@ -48,9 +48,14 @@ class Captioner:
         self.asked = Counter[Any]()
         self._name = name
         self._on_caption = on_caption
+        self.target, self.draft = "target", ""
+        self.info_errors: list[Exception] = []
+        """What it answers first when it is asked what it is."""
 
     def info(self) -> GatewayInfo:
-        return GatewayInfo(target_model="target")
+        if self.info_errors:
+            raise self.info_errors.pop()
+        return GatewayInfo(target_model=self.target, draft_model=self.draft)
 
     def caption(self, video: Any, *, options: CaptionOptions) -> Caption:
         self.asked[video] += 1
@@ -165,6 +170,43 @@ def test_a_gateway_that_is_away_is_asked_again(
     left += [error] * 3
     assert actor(tmp_path, Captioner("a", fail))(table("b")).column("caption_state").to_pylist() == ["dead"]
     assert [job.source for job in kept(tmp_path)] == ["a"]
+
+
+def test_what_was_made_while_the_gateway_became_another_is_given_up(tmp_path: Path) -> None:
+    """Receipts would name models that may not have made it."""
+
+    def restart(video: Any) -> None:
+        if video == "broken":
+            raise UnreadableVideo("no video")
+        if video == "b":
+            captioner.target = "another"
+
+    captioner = Captioner("a", restart)
+    rows = actor(tmp_path, captioner)
+    assert rows(table("a")).column("caption_state").to_pylist() == ["done"]
+    answer = rows(table("b", "c", "broken")).to_pylist()
+    assert [row["caption_state"] for row in answer] == ["dead", "dead", "failed"]
+    assert "with other models" in answer[0]["caption_error"] and answer[0]["caption"] is None
+    assert rows(table("b", "c")).column("caption_state").to_pylist() == ["done", "done"]
+    made_by = {job.source: job.receipt.target.model_id for job in kept(tmp_path) if job.receipt}
+    assert made_by == {"a": "target", "b": "another", "c": "another"}
+
+
+def test_a_gateway_that_does_not_say_what_it_is_gives_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "PAUSES_S", (0.0,))
+    rows = actor(tmp_path, captioner := Captioner())
+    captioner.info_errors = [ServiceUnavailable("away")] * 3
+    assert rows(table("a")).column("caption_error").to_pylist() == ["away"] and not captioner.asked
+    captioner.info_errors = [ServiceUnavailable("away")]
+    assert rows(table("a")).column("caption_state").to_pylist() == ["done"]
+
+
+def test_a_draft_may_join_and_leave_meanwhile(tmp_path: Path) -> None:
+    drafts = {"a": "small", "b": "", "c": "small", "d": "smaller"}
+    captioner = Captioner("a", lambda video: setattr(captioner, "draft", drafts[video]))
+    rows = actor(tmp_path, captioner)
+    states = [rows(table(source)).column("caption_state").to_pylist() for source in drafts]
+    assert states == [["done"], ["done"], ["done"], ["dead"]]
 
 
 @settings(max_examples=25, deadline=None)
