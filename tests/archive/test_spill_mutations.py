@@ -68,7 +68,7 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         "return tonumber(n[1] or 0) + tonumber(n[2] or 0)",
         cancelled,
     ),
-    "jobs outside come to life": ("return { 0, 0, 'full' }", "", cancelled),
+    "jobs outside come to life": ("return { 0, 0, 'outside' }", "", cancelled),
     "results are swept before they are written": (
         "if redis.call('LLEN', ended_key(batch)) > 0 then",
         "if false then",
