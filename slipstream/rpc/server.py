@@ -286,8 +286,7 @@ async def _serve(
 def make_server(
     config: Any, serves: Sequence[str], more_guards: Sequence[Guard] = ()
 ) -> tuple[grpc.aio.Server, grpc.ServerCredentials | None, AnswerErrors]:
-    """A server as the configuration wants it, the credentials to bind it with, and what surrounds its calls. Raises
-    `InvalidConfig`."""
+    """A server as configured, the credentials to bind it with, and what surrounds its calls. Raises `InvalidConfig`."""
     wire = config if isinstance(config, WireOptions) else WireOptions()
     credentials = wire.server_credentials()
     guards: list[Guard] = [make_identify(getattr(config, "tokens", ""), config.listen, has_tls=credentials is not None)]
@@ -370,8 +369,7 @@ async def _wait_for_end(stopping: asyncio.Event, parent_pid: int | None, lifecyc
 
 @contextlib.contextmanager
 def bound(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> Iterator[str]:
-    """Binds the address, or says that it is taken. A unix socket is guarded by a lock, as a second server would
-    otherwise steal its path."""
+    """Binds the address, or says that it is taken. A lock keeps a second server from stealing a unix socket's path."""
     lock = _open_lock(listen) if listen.startswith("unix:") else None
     if lock:
         try:

@@ -1,6 +1,7 @@
 """What a decoded picture looks like on a screen: whole, not interlaced, upright, in its true shape and SDR's colours.
 
-Of a plain picture only how it stands is looked at here. Frames are sampled seconds apart, so nothing here needs a neighbour in time.
+Of a plain picture only how it stands is looked at here. Frames are sampled seconds apart, so nothing here needs a
+neighbour in time.
 """
 
 from contextlib import suppress
