@@ -23,6 +23,7 @@ from tests.support.archive_faults.injector import FaultInjector, plan_strikes
 from tests.support.cluster import Cluster, ClusterOptions
 from tests.support.workload import make_workload
 
+AnswerT = TypeVar("AnswerT")
 LEASE_S = 5.0
 NUM_TOKENS = 300
 """Long enough that the batch outlasts the strikes that do not stop it, short enough that places become free."""
@@ -30,7 +31,6 @@ DRAIN_TIMEOUT_S = 900.0
 HARM_GRACE_S = 60.0
 """How long the injector may go on with what it had begun when the batch ended; then there is nothing more to harm."""
 CONCURRENCY = 4
-AnswerT = TypeVar("AnswerT")
 AGAIN_S, SAID_S = 0.5, 30.0
 """Pauses between two tries, and how long a gateway may take to say what it has committed: nothing is promised until the
 leader has dropped a replica that is cut off."""

@@ -2,7 +2,6 @@
 knows. A record is replaced as a whole, so one that is read is sound, whoever was killed meanwhile."""
 
 import json
-import os
 import re
 import secrets
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from slipstream.services.front.api_errors import not_found
-from slipstream.services.front.file_store import owner_key, sync_folder
+from slipstream.services.front.file_store import owner_key, sync, sync_folder
 
 _BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 
@@ -92,8 +91,7 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
 def _write_durably(path: Path, said: Mapping[str, Any]) -> None:
     with written_whole(path) as file:
         file.write(json.dumps(said).encode())
-        file.flush()
-        os.fsync(file.fileno())
+        sync(file)
     sync_folder(path.parent)
 
 

@@ -116,12 +116,10 @@ class NewFile:
         """Durable and seen from now on, in place of what had this id."""
         kept = KeptFile(file_id, filename, purpose, self.num_bytes, int(time.time()), expires_s)
         try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            with (self._folder / _FACTS).open("w") as facts:
-                json.dump(asdict(kept), facts)
-                facts.flush()
-                os.fsync(facts.fileno())
+            sync(self._file)
+            with (self._folder / _FACTS).open("wb") as facts:
+                facts.write(json.dumps(asdict(kept)).encode())
+                sync(facts)
             sync_folder(self._folder)
             target = self._folder.parent / file_id
             if target.exists():  # the same content, made again
@@ -230,6 +228,12 @@ def new_file_id() -> str:
 def owner_key(owner: str) -> str:
     """The name of an owner's folder; owners' own names may be anything."""
     return f"owner-{hashlib.sha256(owner.encode()).hexdigest()[:32]}" if owner else "nobody"
+
+
+def sync(file: IO[bytes]) -> None:
+    """What was written is durable."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

@@ -34,6 +34,7 @@ WAIT_S = 1.5
 SETTLE_S = 1.0
 """Behind the end of a replica, until sentinels have told each other what they did."""
 INFO = "INFO"
+"""What `Keeping.unasked` names where a user may ask the server nothing of itself, nor of who follows it."""
 PROMISES = frozenset(
     {"open", "submit", "seal", "finish", "open_parts", "put_part", "put_note", "add_chunk", "cancel", "retry_dead"}
     | {"plan_file", "ping"}
@@ -269,10 +270,9 @@ async def check_leads(standing: Standing, pool: ConnectionPool) -> None:
     views = [view for view in await asked.views(pool.service_name) if view.get("runid") == standing.run_id]
     if any(map(_is_replacing, views)):
         raise LeadsNoMore("a sentinel replaces the server that leads the queue's Redis; nothing is promised, ask again")
-    votes = len(views)
-    if 2 * votes <= len(asked.sentinels):
+    if 2 * len(views) <= len(asked.sentinels):
         raise LeadsNoMore(
-            f"{votes} of {len(asked.sentinels)} sentinels say that this server leads the queue's Redis; nothing is"
+            f"{len(views)} of {len(asked.sentinels)} sentinels say that this server leads the queue's Redis; nothing is"
             " promised, ask again"
         )
 

@@ -261,8 +261,8 @@ class Pool(Generic[ServiceT]):
     def _complaint(self) -> SlipstreamError:
         """Of several the one that may pass, as of who starts again beside one of another release."""
         failures = [member.failure for member in self.members if member.failure is not None]
-        failures.sort(key=lambda failure: not isinstance(failure, ServiceUnavailable))
-        return failures[0] if failures else ServiceUnavailable(f"none of the {self.role}s answers; try again")
+        none = ServiceUnavailable(f"none of the {self.role}s answers; try again")
+        return min(failures, key=lambda failure: not isinstance(failure, ServiceUnavailable), default=none)
 
     def _look_up(self) -> None:
         """Begins to look names up again where that is due. Nobody waits for it."""

@@ -321,7 +321,7 @@ class Stack:
             names.append("front")
             addresses["front"] = gateway_address(f"127.0.0.1:{options.http}")
             options = _with_http_folder(options, (options.data or self.run_dir) / "http")
-        url = "" if not self.options.archive else self.options.redis if self.queue is None else self.queue.server.url
+        url = self.queue.server.url if self.queue else self.options.redis if self.options.archive else ""
         given = os.environ | self.options.env | {REDIS_VARIABLE: url}  # and not that of the user's own environment
         for name in names:
             argv = service_argv(options, name, addresses)

@@ -92,9 +92,9 @@ class PacketTimes:
     in_output_order: bool = False
     """The container knows no presentation times: the n-th frame out of the decoder is shown at the n-th time."""
     num_restarts: int = 0
-    """How often the container's clock begins anew,"""
+    """How often the container's clock begins anew."""
     num_behind: int = 0
-    """and how many packets are shown before others that came before that."""
+    """Packets behind such a beginning that are shown before others that came before it."""
 
     def __len__(self) -> int:
         return len(self.time_s)

@@ -1,6 +1,7 @@
 """Lists when the packets of an open video are shown. Decodes nothing."""
 
 from array import array
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,8 @@ def read_packet_times(video: OpenVideo, limits: DecodeLimits, damage: DamageCoun
     hides. Raises UnreadableVideo when nothing is shown, LimitExceeded when the clip is too long.
     """
     pts, keys, shown = array("q"), bytearray(), bytearray()
-    last_duration, is_timed, num_indexed = 0, False, len(video.stream.index_entries)
+    last_duration, is_timed = 0, False
+    num_indexed = len(video.stream.index_entries)  # before reading, which adds to it
     packets, source = video.packets(damage), video.reader.source
     for packet in source.listed(packets) if isinstance(source, RangedReader) else packets:
         damage.at(len(pts))
@@ -47,9 +49,8 @@ def read_packet_times(video: OpenVideo, limits: DecodeLimits, damage: DamageCoun
     lone_frame_s = last_duration * tick_s
     if lone_frame_s > limits.max_duration_s:
         lone_frame_s = 0.0
-    in_output_order, clock = _times_only_decoding(video), video.clock
-    shown_by = (origin, tick_s, lone_frame_s, in_output_order, clock.num_restarts, clock.num_behind)
-    return PacketTimes(time_s, is_key, is_shown, *shown_by)
+    times = PacketTimes(time_s, is_key, is_shown, origin, tick_s, lone_frame_s, _times_only_decoding(video))
+    return replace(times, num_restarts=video.clock.num_restarts, num_behind=video.clock.num_behind)
 
 
 def _times_only_decoding(video: OpenVideo) -> bool:

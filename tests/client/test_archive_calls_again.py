@@ -66,9 +66,15 @@ async def test_every_call_finds_the_gateway_that_is_there(connection: Connection
     client = ArchiveClient(connection)
     submitted = await client.submit(BatchOptions("k"), ITEMS)
     assert submitted.num_added == 1 and connection.channel is not lost
+    await check_calls(connection, lost)
+
+
+async def check_calls(connection: Connection, left: grpc.aio.Channel) -> None:
+    """Each is made at the gateway first that is to be left."""
+    client = ArchiveClient(connection)
     for ask in (client.get, client.cancel, client.job_page):
         connection.turn_from(connection.channel)
-        assert connection.channel is lost
+        assert connection.channel is left
         await ask("k")
     connection.turn_from(connection.channel)
     assert [batch.state async for batch in client.watch("k")][-1].name == "CANCELLED"
@@ -118,12 +124,7 @@ async def stopping(archive: FakeArchive, monkeypatch: pytest.MonkeyPatch) -> Asy
 async def test_a_gateway_that_stops_is_left_for_the_next(stopping: Connection) -> None:
     left, client = stopping.channel, ArchiveClient(stopping)
     assert (await client.submit_all(BatchOptions("k"), ITEMS)).num_added == 1 and stopping.channel is not left
-    for ask in (client.get, client.cancel, client.job_page):
-        stopping.turn_from(stopping.channel)
-        assert stopping.channel is left
-        await ask("k")
-    stopping.turn_from(stopping.channel)
-    assert [batch.state async for batch in client.watch("k")][-1].name == "CANCELLED"
+    await check_calls(stopping, left)
     stopping.turn_from(stopping.channel)
     assert stopping.channel is left and (await gateway_info(stopping)).target_model
 

@@ -1,7 +1,6 @@
 """A caption's search for a draft goes on, whatever comes of it."""
 
 import asyncio
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -38,6 +37,11 @@ class Choosing:
         raise self.error
 
 
+def link_of(peers: Any, make_start: Any, listener: Listener) -> DraftLink:
+    video, hears = cast(SampledVideo, None), cast(DraftListener, listener)
+    return DraftLink(cast(Peers, peers), make_start, video, hears, silence_s=1.0, timeout_s=1.0)
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [
@@ -50,15 +54,7 @@ async def test_without_a_draft_it_is_said_once_and_asked_again(
 ) -> None:
     monkeypatch.setattr(draft_link, "FIRST_BACK_OFF_S", 0.001)
     peers, listener = Choosing(error), Listener()
-    link = DraftLink(
-        cast(Peers, peers),
-        cast(Callable[[], Any], None),
-        cast(SampledVideo, None),
-        cast(DraftListener, listener),
-        silence_s=1.0,
-        timeout_s=1.0,
-    )
-    running = asyncio.create_task(link.run())
+    running = asyncio.create_task(link_of(peers, None, listener).run())
     await peers.thrice.wait()
     assert listener.missing == [told] and not running.done()
     running.cancel()
@@ -100,15 +96,7 @@ async def test_a_draft_that_leaves_as_it_is_asked_is_one_that_was_lost(
             raise ServiceUnavailable("the target has gone")
 
     listener = Joining()
-    link = DraftLink(
-        cast(Peers, SimpleNamespace(choose_draft=choose)),
-        make_start,
-        cast(SampledVideo, None),
-        cast(DraftListener, listener),
-        silence_s=1.0,
-        timeout_s=1.0,
-    )
-    running = asyncio.create_task(link.run())
+    running = asyncio.create_task(link_of(SimpleNamespace(choose_draft=choose), make_start, listener).run())
     await listener.twice.wait()
     assert set(listener.lost) == {draft_link._INTERNAL if starts else "the target has gone"} and not running.done()
     running.cancel()

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from slipstream.archive.worker import RetryLater, RunnerDied
 from slipstream.captioning import film_captioner
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.film_captioner import Film, FilmCaptioner
+from slipstream.captioning.film_captioner import DecodedSegment, Film, FilmCaptioner
 from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.errors import (
@@ -364,13 +364,18 @@ def test_how_a_batch_cuts_its_films_is_nothing_to_its_documents() -> None:
     assert "at least 0.001 s" in wrong.rejection
 
 
-async def test_frames_are_decoded_one_group_ahead_and_no_further() -> None:
-    models = FakeCaptioner()
+def decoding(models: FakeCaptioner, numbers: Sequence[int]) -> AsyncGenerator[DecodedSegment, None]:
+    """Segments of these numbers of a film of seconds."""
     films = FilmCaptioner(CONFIG, cast(GatewayCaptioner, models))
     plan = make_plan(CaptionOptions(segments="fixed:1s"), CONFIG)
     film = Film(START_S, tuple(map(float, range(SEGMENTS + 1))))
     source = cast(VideoFile, type("Source", (), {"num_bytes": 12}))
-    decoded = films.decoded(plan, source, film, [0, 1, 3, 4, 5, 6])
+    return films.decoded(plan, source, film, numbers)
+
+
+async def test_frames_are_decoded_one_group_ahead_and_no_further() -> None:
+    models = FakeCaptioner()
+    decoded = decoding(models, [0, 1, 3, 4, 5, 6])
     first = await anext(decoded)
     await eventually(lambda: models.media.num_open == 4)
     assert models.media.asked == [[0, 1], [3, 4]] and first.segment == Segment(0, *TIMES[0])
@@ -382,19 +387,12 @@ async def test_frames_are_decoded_one_group_ahead_and_no_further() -> None:
 
 async def test_frames_that_find_no_room_beside_a_films_own_are_asked_for_once_that_is_free() -> None:
     models = FakeCaptioner()
-    films = FilmCaptioner(CONFIG, cast(GatewayCaptioner, models))
-    plan = make_plan(CaptionOptions(segments="fixed:1s"), CONFIG)
-    film = Film(START_S, tuple(map(float, range(SEGMENTS + 1))))
-    source = cast(VideoFile, type("Source", (), {"num_bytes": 12}))
-    decoded = films.decoded(plan, source, film, [0, 1, 2, 3, 4])
+    decoded = decoding(models, [0, 1, 2, 3, 4])
     models.media.refused = {2: Overloaded("no room for frames"), 4: Overloaded("no room for frames")}
-    for number in (0, 1):
-        one = await anext(decoded)
-        assert one.segment.number == number and one.video is not None
-        one.video.close()
-    await eventually(lambda: len(models.media.asked) == 2)
-    del models.media.refused[2]
-    for number in (2, 3):
+    for number in range(4):
+        if number == 2:
+            await eventually(lambda: len(models.media.asked) == 2)
+            del models.media.refused[2]
         one = await anext(decoded)
         assert one.segment.number == number and one.video is not None
         one.video.close()
