@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/slipstream/rpc/v1/*.proto)
 
-.PHONY: setup gen fmt check test demo secrets up down clean
+.PHONY: setup gen fmt check test long demo secrets up down clean
 .PHONY: bench replay-bench gpu-bench gpu-check guarantees identity draft-faults faults fuzz archive-bench archive-scale scale-check scale-soak simulate documents compose-check front-check front-clients sbom
 
 setup: $(VENV)/.ready
@@ -32,7 +32,11 @@ check: setup
 	$(BIN)/python -m tests.support.generated_code
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 2 -m "not long"
+
+# What takes long for what shorter tests beside it do not show.
+long: setup
+	$(BIN)/python -m pytest --numprocesses 2 -m long
 
 demo: setup
 	$(BIN)/slipstream demo
@@ -59,7 +63,7 @@ identity: setup
 draft-faults: setup
 	$(BIN)/python -m bench draft-faults
 
-faults: setup
+faults: long
 	$(BIN)/python -m bench faults
 
 # An hour in all: five seeds, 720 s each.

@@ -47,12 +47,13 @@ def predictions(
     """
     clips: list[dict[str, Any]] = []
     rows = []
+    plain = {0: cost} if (cost := pooled_costs(sample.costs for sample in samples).get(0)) else {}
     for name, method in methods.items():
         own = _predictable(method, [sample for sample in samples if sample.method == name])
         recorded = agreements.get(name, {})
         found: list[dict[str, Any]] = [
             {"method": name, "clip": sample.clip, "measured": sample.tokens_per_s, "predicted": 1 / token_s}
-            for sample, token_s in zip(own, _predicted_seconds(method, own, recorded, max_window), strict=True)
+            for sample, token_s in zip(own, _predicted_seconds(method, own, recorded, max_window, plain), strict=True)
         ]
         clips += found
         if found:
@@ -133,10 +134,16 @@ def _predictable(method: Method, samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _predicted_seconds(
-    method: Method, samples: Sequence[Sample], agreements: Mapping[str, Agreement], max_window: int
+    method: Method,
+    samples: Sequence[Sample],
+    agreements: Mapping[str, Agreement],
+    max_window: int,
+    plain: Mapping[int, WindowCost],
 ) -> list[float]:
+    """`plain`: passes without a window, of whichever method, for one that took none. Behind a draft that is always
+    ahead all windows are nearly the longest, and a line through those few would say anything of short ones."""
     costs = pooled_costs(sample.costs for sample in samples)
-    table = rising(costs)
+    table = rising({**plain, **costs})
     predicted = []
     for sample in samples:
         own_pace = pace(sample.costs, costs)

@@ -43,7 +43,7 @@ async def setup(
     wrap_model: Callable[[VideoLM], VideoLM] = lambda model: model,
 ) -> Callable[[], Awaitable[None]]:
     """Loads the weights, runs a warm-up pass and registers the servicer of what `wrap_model` makes of the model."""
-    model, thread = await start_model(config, lifecycle.fail)
+    model, thread = await start_model(config, lifecycle.fail, writes=True)
     kv_budget_bytes, embedding_cache_bytes = config.budgets(
         model, KV_SHARE, config.embedding_cache_mb, EMBEDDINGS_RATIO
     )

@@ -198,10 +198,13 @@ class Runner:
         """A packed pass as a whole; see `ForwardPass.finish`."""
         return self.start(batch).finish()
 
-    def write_ahead(self, cache: KVCache, token: int, position_ids: Tensor, note: Note | None) -> list[int] | None:
-        """Greedy tokens of a session behind `token`, at the given positions as a pass takes them: at least one, of
-        which all but the last are in the cache then, too; -1 where logits are not finite. They are proposals: they
-        may round otherwise than a pass does. `note` is told each one's logits. None: this takes passes here."""
+    def write_ahead(
+        self, cache: KVCache, token: int, first_position: int, num_tokens: int, note: Note | None
+    ) -> list[int] | None:
+        """Greedy tokens of a session behind `token`, whose position is given: at least one and at most `num_tokens`, of
+        which all but the last are in the cache then, too; the last is -1 where logits are not finite. They are
+        proposals: they may round otherwise than a pass does. `note` is told each one's logits. None: this takes passes
+        here."""
         return None
 
 

@@ -2,22 +2,17 @@
 width. For steps; prompts run upstream's layers on the same weights.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from slipstream.engine.attention import Attend, attend_segments
-from slipstream.engine.forward import Decoder, Note, Runner
+from slipstream.engine.attention import Attend
+from slipstream.engine.forward import Decoder
 from slipstream.engine.joined_weights import Product, bare, can_join, join, joined_parts
-from slipstream.engine.kv_cache import KVCache, LayerBuffers
-from slipstream.engine.segments import Rows, pack
-from slipstream.sampling.sampler import NO_TOKEN
 
 LAYERS = ("LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen2_5_VLDecoderLayer")
 """Upstream's, whose forward is the one that is written down here."""
@@ -198,155 +193,3 @@ def _fuse(layer: Any) -> _Layer:
         bare(mlp.down_proj),
         (layer.input_layernorm.weight.detach(), layer.post_attention_layernorm.weight.detach()),
     )
-
-
-# -- one row after another --------------------------------------------------------------------------------------------
-
-
-AHEAD_S = 0.001
-"""So long, and one token at least, a line is written without a look at what it is told meanwhile."""
-
-
-class RowWriter:
-    """Writes greedy tokens of one session in as few operations as there can be, each of which leaves its result where
-    the next one looks for it: of a small draft a token's overhead is far more than its arithmetic. Rounds otherwise
-    than a pass does, so its tokens may only be proposals.
-
-    Args:
-        layers: see `can_write_rows`.
-        embeddings, head: weights, [vocab, hidden].
-    """
-
-    def __init__(self, layers: FusedLayers, embeddings: Tensor, head: Tensor) -> None:
-        shape, self._layers = layers.shape, layers
-        self._embeddings, self._head = embeddings, Product(head, None)
-        num_queries, half = layers.layers[0].num_heads, shape.head_dim // 2
-        num_kv = shape.num_rotated - num_queries
-
-        def buffer(*size: int) -> Tensor:
-            return embeddings.new_empty(size)
-
-        self._hidden_and_eps = buffer(shape.hidden_size + 1)
-        """The norm's epsilon is one more number to square."""
-        self._hidden_and_eps[-1] = (shape.hidden_size * shape.eps) ** 0.5
-        self._hidden, self._normed, self._length = self._hidden_and_eps[:-1], buffer(shape.hidden_size), buffer()
-        self._packed = buffer(shape.num_heads * shape.head_dim)
-        heads = self._packed.view(-1, 2, half)
-        self._halves, values = heads[: shape.num_rotated], heads[shape.num_rotated :]
-        self._rotated = torch.empty_like(self._halves)
-        self._queries = self._rotated[:num_queries].view(num_kv, -1, shape.head_dim)
-        self._key = self._rotated[num_queries:].view(num_kv, shape.head_dim, 1)
-        self._value = values.view(num_kv, 1, shape.head_dim)
-        self._attended = torch.empty_like(self._queries)
-        self._gate_up = buffer(2 * shape.inner_size)
-        self._gate, self._up = self._gate_up.chunk(2)
-        self._logits = buffer(len(head))
-        self._norms = [weight * shape.hidden_size**0.5 for weight in layers.norms]
-
-    def write(self, cache: KVCache, token: int, position_ids: Tensor, note: Note | None) -> list[int]:
-        """See `Runner.write_ahead`."""
-        num_tokens = position_ids.shape[-1]
-        cache.reserve(cache.length + num_tokens)
-        cos, sin = self._angles(position_ids)
-        token_ids, largest = torch.full((num_tokens + 1,), token), self._logits.new_empty(num_tokens + 1)
-        read, found = token_ids.split(1), largest.split(1)
-        held = [cache.opened(layer) for layer in range(cache.num_layers)]
-        past = [cache.length - cache.num_missing(layer) for layer in range(cache.num_layers)]
-        started, num_written = time.perf_counter(), 0
-        while num_written < num_tokens and (not num_written or time.perf_counter() - started < AHEAD_S):
-            torch.index_select(self._embeddings, 0, read[num_written], out=self._hidden[None])
-            for number, (rows, before) in enumerate(zip(held, past, strict=True)):
-                self._run_layer(number, rows, before + num_written, cos[num_written], sin[num_written])
-            num_written += 1
-            _multiply(self._head, self._norm(-1), self._logits)
-            torch.max(self._logits, 0, keepdim=True, out=(found[num_written], read[num_written]))
-            if note is not None:
-                note(self._logits[None])
-        cache.advance(num_written)
-        written = torch.where(largest.isfinite(), token_ids, NO_TOKEN)
-        chosen: list[int] = written[1 : num_written + 1].tolist()
-        return chosen
-
-    def _angles(self, position_ids: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Cosines and sines by token, [2, d / 2]: those of the first half turn the other way."""
-        rows = self._normed.expand(1, position_ids.shape[-1], -1)
-        cos, sin = (angles[0].unflatten(-1, (2, -1)) for angles in self._layers.rotary(rows, position_ids))
-        return cos.unbind(), torch.stack((-sin[:, 0], sin[:, 1]), 1).unbind()
-
-    def _run_layer(self, number: int, held: LayerBuffers, past: int, cos: Tensor, sin: Tensor) -> None:
-        layer, hidden = self._layers.layers[number], self._hidden
-        _multiply(layer.qkv, self._norm(2 * number), self._packed)
-        torch.mul(self._halves, cos, out=self._rotated).addcmul_(self._halves.flip(1), sin)
-        keys = held.keys.transpose(1, 2)
-        keys.narrow(2, past, 1).copy_(self._key)
-        held.values.narrow(1, past, 1).copy_(self._value)
-        scores = torch.bmm(self._queries, keys.narrow(2, 0, past + 1)).mul_(layer.scale)
-        torch.bmm(scores.softmax(-1), held.values.narrow(1, 0, past + 1), out=self._attended)
-        torch.addmv(hidden, cast(Tensor, layer.output.weight), self._attended.view(-1), out=hidden)
-        _multiply(layer.gate_up, self._norm(2 * number + 1), self._gate_up)
-        silu(self._gate, inplace=True).mul_(self._up)
-        torch.addmv(hidden, cast(Tensor, layer.down.weight), self._gate, out=hidden)
-
-    def _norm(self, number: int) -> Tensor:
-        torch.linalg.vector_norm(self._hidden_and_eps, out=self._length)
-        return torch.mul(self._hidden, self._norms[number], out=self._normed).div_(self._length)
-
-
-def can_write_rows(layers: FusedLayers, decoder: Decoder, lm_head: nn.Module) -> bool:
-    """Whether what stands around the fused layers is plain as well, and in a type in which squares can be added up."""
-    ends = [part for layer in layers.layers for part in (layer.output, layer.down)]
-    return (
-        all(isinstance(part, Product) and part.bias is None for part in ends)
-        and can_join((lm_head,))
-        and lm_head.bias is None
-        and type(decoder.embed_tokens) is nn.Embedding
-        and lm_head.weight.dtype in (torch.float32, torch.float64)
-    )
-
-
-def _multiply(product: Product, row: Tensor, out: Tensor) -> None:
-    if product.bias is None:
-        torch.mv(product.weight, row, out=out)
-    else:
-        torch.addmv(product.bias, product.weight, row, out=out)
-
-
-# -- runner -----------------------------------------------------------------------------------------------------------
-
-
-class FusedRunner(Runner):
-    """Takes whole passes, which decoding does again and again, through fused layers: of a small model on a CPU the
-    number of operations is most of a pass.
-
-    Args:
-        decoder: see `can_fuse`. Its weights move.
-    """
-
-    def __init__(self, decoder: Decoder, *args: Any, **options: Any) -> None:
-        super().__init__(decoder, *args, **options)
-        self.fused = FusedLayers(decoder)
-        self._writer: RowWriter | None = None
-
-    def run(self, batch: Sequence[Rows]) -> list[Tensor]:
-        assert not any(rows.additions or rows.observer for rows in batch), "prompts alone have these"
-        with torch.inference_mode():
-            packed = pack(batch)
-            attend = partial(attend_segments, packed.segments, self.kernel)
-            normed = self.fused(packed.hidden, packed.position_ids, attend)
-            logits = cast(Tensor, self.lm_head(normed).float())
-        for segment in packed.segments:
-            segment.cache.advance(segment.length)
-        return list(logits.split([segment.length for segment in packed.segments]))
-
-    def write_ahead(self, cache: KVCache, token: int, position_ids: Tensor, note: Note | None) -> list[int] | None:
-        if self._writer is None and can_write_rows(self.fused, self.decoder, self.lm_head):
-            self._writer = RowWriter(self.fused, self.decoder.embed_tokens.weight, cast(Tensor, self.lm_head.weight))
-        with torch.inference_mode():
-            return None if self._writer is None else self._writer.write(cache, token, position_ids, note)
-
-
-def fastest_runner(decoder: Decoder, lm_head: nn.Module, *args: Any, num_axes: int, **options: Any) -> Runner:
-    """What runs a model's passes: fused on a CPU, where that can be. On CUDA static steps are."""
-    on_cpu = decoder.embed_tokens.weight.device.type == "cpu"
-    runner = FusedRunner if on_cpu and can_fuse(decoder, num_axes) else Runner
-    return runner(decoder, lm_head, *args, **options)

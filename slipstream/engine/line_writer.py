@@ -1,6 +1,7 @@
 """Writes the draft's lines: the rounds of passes on the model's thread, and what leaves of each line. Knows no wire."""
 
 import asyncio
+import contextlib
 import math
 import threading
 import time
@@ -12,6 +13,7 @@ import torch
 
 from slipstream.engine.batcher import step_each
 from slipstream.engine.draft_session import DraftLine, DraftSession, TreeGrowth
+from slipstream.engine.forward import DecodeState
 from slipstream.engine.segments import Window
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM
@@ -191,7 +193,8 @@ class LineWriter:
 
     def _pass(self, sessions: Sequence[DraftSession]) -> None:
         """The next token of every session, or the next few where that takes no wait between them."""
-        ends = [self._end_of_line(session) for session in sessions]
+        is_greedy = all(session.sampler.takes_largest for session in sessions)
+        ends = [self._end_of_line(session) for session in sessions] if is_greedy else []
         num_tokens = min((room for _, room in ends), default=0)
         batch = [(s.work.state, token) for s, (token, _) in zip(sessions, ends, strict=True)] if num_tokens else []
         width = max((session.grows.width for session in sessions if session.grows is not None), default=0)
@@ -218,7 +221,7 @@ class LineWriter:
         line, state = session.line, session.work.state
         write_until = min(line.write_until, self._room(session))
         num_known = state.num_tokens - state.num_prompt_tokens
-        if session.growth is not None or not session.sampler.takes_largest:
+        if session.growth is not None:
             return 0, 0
         if session.branches is not None:
             return session.branches.end_of_chain(num_known, write_until)
@@ -254,7 +257,7 @@ class LineWriter:
         batch = [(session, session.work.state, *_piece(_unseen(session))) for session in sessions]
         stepping = [(state, window) for _, state, window, _ in batch if window]
         started = time.perf_counter()
-        outcomes = iter(step_each(self._model.step, stepping) if stepping else ())
+        outcomes = iter(self._outcomes(sessions, stepping))
         trees = [window for _, window in stepping if isinstance(window, TokenTree)]
         if trees and len(trees) == len(stepping):
             self._learn(sum(len(tree.new_token_ids) - 1 for tree in trees), time.perf_counter() - started)
@@ -267,6 +270,24 @@ class LineWriter:
                 self._grow(session, rows)
             elif is_all:
                 self._choose(session, outcome[-1] if window else outcome)
+
+    def _outcomes(
+        self, sessions: Sequence[DraftSession], stepping: Sequence[tuple[DecodeState, Window]]
+    ) -> Sequence[torch.Tensor | Exception]:
+        """The logits behind what each of these reads."""
+        if len(sessions) == len(stepping) == 1 and (logits := self._by_a_row(sessions[0])) is not None:
+            return [logits]
+        return step_each(self._model.step, stepping) if stepping else ()
+
+    def _by_a_row(self, session: DraftSession) -> torch.Tensor | None:
+        """Those behind one token that follows all that the cache holds: what the model finds on its way to the
+        likeliest next one, which need not be taken. None: this takes a pass."""
+        token, room = self._end_of_line(session)
+        told: list[torch.Tensor] = []
+        if room:
+            with contextlib.suppress(Exception):  # a pass finds out what is wrong
+                self._model.write_ahead([(session.work.state, token)], 1, told.append)
+        return told[0] if told else None
 
     def _learn(self, num_rows: int, seconds: float) -> None:
         """What a pass over nodes alone took, by its rows beyond one a session, or a token `AHEAD`. The first one of so

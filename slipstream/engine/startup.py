@@ -192,11 +192,11 @@ MAX_DIFFERENCE = 0.05
 
 
 async def start_model(
-    config: ModelServiceConfig, fail: Callable[[SlipstreamError], None], *, strict_width: int = 0
+    config: ModelServiceConfig, fail: Callable[[SlipstreamError], None], *, strict_width: int = 0, writes: bool = False
 ) -> tuple[VideoLM, ModelThread]:
     """A model that is ready, and the thread that owns it. Raises `ModelNotUsable`, or `InvalidConfig` for the core.
 
-    `fail` hears, on the event loop, when its device is of no use any more.
+    `fail` hears, on the event loop, when its device is of no use any more. `writes`: lines, as a draft does.
     """
     if rank_here():
         raise InvalidConfig("torchrun spreads targets only; start this service by itself, or with --gpus")
@@ -214,7 +214,7 @@ async def start_model(
 
     model = await thread.run(lambda: _load(order) if order.size == 1 else load_together(order, on_lost)[0])
     model.info = replace(model.info, gpu_uuids=gpu_uuids(order.devices), uses_mps=uses_mps())
-    await thread.run(lambda: warm_up(model))
+    await thread.run(lambda: warm_up(model, writes=writes))
     return model, thread
 
 
@@ -315,12 +315,15 @@ def _differences(model: VideoLM, steps: StaticSteps) -> list[float]:
     return differences
 
 
-def warm_up(model: VideoLM) -> None:
-    """Encodes a few grey frames, prefills a prompt and judges a few windows. Runs on the model's thread."""
+def warm_up(model: VideoLM, *, writes: bool = False) -> None:
+    """Encodes a few grey frames, prefills a prompt, judges a few windows and `writes` a token. Runs on the model's
+    thread."""
     state = _short_prefill(model)
     for num_tokens in _steps_of(model):
         model.step([(state, [0] * num_tokens)])
         state.rollback(state.num_prompt_tokens)
+    if writes:
+        model.write_ahead([(state, 0)], 1)
     state.close()
 
 

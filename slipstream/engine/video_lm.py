@@ -16,7 +16,6 @@ from slipstream.engine.forward import Begun, DecodeState, Note, Prefill, PromptR
 from slipstream.engine.kv_cache import KVCache, round_up
 from slipstream.engine.row_prefill import Ride, RowPrefill
 from slipstream.engine.segments import Additions, GreedyRows, Observer, PassRows, Rows, Window, end_of, kept_rows
-from slipstream.engine.static.step import MAX_AHEAD
 from slipstream.engine.static.steps import StaticSteps
 from slipstream.engine.thread import finish_work
 from slipstream.errors import InvalidRequest, LimitExceeded
@@ -353,8 +352,7 @@ class VideoLM:
         if len(batch) > 1 or self.strict_width:
             return None
         state, token = batch[0]
-        positions = self._on_all_axes(state.next_position + torch.arange(min(num_tokens, MAX_AHEAD)))
-        written = self.runner.write_ahead(state.cache, token, positions[..., None, :], note)
+        written = self.runner.write_ahead(state.cache, token, state.next_position, num_tokens, note)
         return None if written is None else [written]
 
     def text_stream(self) -> TextStream:

@@ -29,6 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_documents
+@pytest.mark.long
 def test_every_method_at_one_page(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "NOISE_DPI", (75,))
     monkeypatch.setattr(reading, "MAX_TOKENS", 40)
@@ -42,6 +43,7 @@ def test_every_method_at_one_page(model: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @needs_documents
 @pytest.mark.parametrize(("fault", "pages", "strikes"), [("killed", 3, 2), ("frozen", 1, 1), ("lying", 1, 0)])
+@pytest.mark.long
 def test_a_reader_that_fails_behind_a_gateway(
     model: Path, monkeypatch: pytest.MonkeyPatch, fault: str, pages: int, strikes: int
 ) -> None:
@@ -81,6 +83,7 @@ def test_documents_from_end_to_end(model: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @needs_documents
+@pytest.mark.long
 def test_both_stages_and_each_alone(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "STAGE_DPI", (75,))
     monkeypatch.setattr(stages, "MAX_TOKENS", 40)

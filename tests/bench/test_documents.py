@@ -58,6 +58,7 @@ def test_what_is_called_broken() -> None:
     assert HOLDS["recaption"](found | {"archive": [plain | {"decoding_speedup": 1.0, "hinted": "0/2"}, hinted]})
 
 
+@pytest.mark.long
 def test_the_archive_is_captioned_again_by_its_own_commands() -> None:
     """With the shipped weights in both places: their texts are the same, and so their hints are true."""
     clips = held_out_clips(2)

@@ -65,6 +65,7 @@ def judged(document: dict[str, Any]) -> dict[str, bool]:
 WITHOUT_AV = "import importlib, sys; sys.modules['av'] = None; [*map(importlib.import_module, sys.argv[1:])]"
 
 
+@pytest.mark.long
 def test_commands_that_caption_nothing_need_no_video_library() -> None:
     names = ("gpu-graph", "gpu-kernels", "gpu-vision", "gpu", "gpu-check")
     modules = {PROGRAMS[name][0].partition(":")[0] for name in names}
@@ -349,6 +350,7 @@ def test_fault(run: Any) -> None:
     assert judged(document) == {"the fault was planted": True, "the target ended with an error": True}
 
 
+@pytest.mark.long
 def test_ranks(run: Any) -> None:
     document, status = run("gpu-tp", "--tp", "2", "--repeats", "1")
     assert status == 0 and all(judged(document).values())

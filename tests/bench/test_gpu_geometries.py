@@ -161,6 +161,7 @@ def test_what_a_model_is_for_decides_what_is_measured(
     assert set(row) == {"video_tokens", "prefill", "passes", "memory"} | parts
 
 
+@pytest.mark.long
 def test_a_time_limit_keeps_what_was_measured_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the draft, three shares in: their rows are in the document, the tables and what people read."""
 
@@ -193,6 +194,7 @@ def test_a_time_limit_keeps_what_was_measured_before(monkeypatch: pytest.MonkeyP
     assert document["pairs"] == document["replay_tables"] == [] and markdown(document)
 
 
+@pytest.mark.long
 def test_a_run_makes_one_document_with_tables_that_can_be_replayed(tmp_path: Path) -> None:
     names = [PAIRS[0].draft, PAIRS[0].target]
     out = tmp_path / "gpu.json"

@@ -1,11 +1,14 @@
 """A short run of what a draft costs over many captions: the rows say what the bounds are held against."""
 
+import pytest
+
 from bench.guarantees.many_captions import BAD_LIMIT, FIRST_LIMIT, make_drafts, measure, play_series
 from slipstream.speculation.caption_book import Start
 
 NUM_CAPTIONS, NUM_TOKENS = 24, 70
 
 
+@pytest.mark.long
 def test_a_bad_draft_costs_little_and_a_good_one_loses_nothing() -> None:
     """In simulated time, which a busy machine does not change."""
     document = measure(NUM_CAPTIONS, NUM_TOKENS)

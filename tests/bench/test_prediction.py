@@ -156,3 +156,14 @@ def test_captions_that_show_nothing_are_left_out() -> None:
         [silent, empty, measured("other")], {"slipstream": get_method("slipstream")}, {}, max_window=8
     )
     assert document == {"prediction_error": None, "methods": [], "clips": []}
+
+
+def test_windows_that_are_all_long_do_not_say_what_short_ones_take() -> None:
+    """A line through 23 and 24 rows, which differ by chance, would have a plain pass take less than nothing."""
+    long = {23: WindowCost(9, 0.040, 0.042), 24: WindowCost(9, 0.044, 0.046)}
+    plain = replace(measured("autoregressive"), costs={0: WindowCost(9, 0.016, 0.017)})
+    samples, agreements = [measured(costs=long), plain], {"slipstream": {"a": MOSTLY}}
+    methods = {name: get_method(name) for name in ("slipstream", "autoregressive")}
+    speeds = predictions(samples, methods, agreements, max_window=24)["clips"]
+    own, alone = (clip["predicted"] for clip in speeds)  # type: ignore[attr-defined]
+    assert alone == pytest.approx(1 / 0.017) and own > 1.5 * alone

@@ -264,5 +264,6 @@ def peak_of(num_lines: int) -> int:
     return min(peaks)
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_rows() -> None:
     assert peak_of(6_000) < peak_of(1_500) + 100_000

@@ -119,6 +119,7 @@ def test_a_running_head_in_the_middle_of_the_page_is_a_text() -> None:
     assert [region.kind for region in read_page(PAGE, [], FakeEyes([title], [head]))[0]] == [RegionKind.TEXT]
 
 
+@pytest.mark.long
 def test_a_page_with_more_than_is_taken_is_cut() -> None:
     dust = [TextLine(Box(x, y, x + 1, y + 1), "x") for x in range(0, 800, 12) for y in range(0, 1000, 20)]
     regions, warnings = read_page(PAGE, [], FakeEyes(shown=dust))

@@ -115,6 +115,7 @@ async def test_a_page_turned_in_its_pdf_has_its_layer_in_the_right_places(pool: 
     assert all(region.box.width < region.box.height for region in draft.regions if region.text)
 
 
+@pytest.mark.long
 async def test_an_ocr_that_sees_less_says_less_or_worse(pool: ReaderPool) -> None:
     content, truth = two_columns(seed=2)
     scan = scan_of(await picture_of(pool, pdf_of([content])))

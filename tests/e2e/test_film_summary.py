@@ -230,6 +230,7 @@ GROUPED |= {"summary_prompt": "?" * 3740}
 WHOLE, IN_TURN = 8, ("--archive-slots", "1", "--lease-s", "1")
 
 
+@pytest.mark.long
 async def test_a_gateway_killed_at_every_partial_summary_makes_none_twice(
     archive: Archive, stack: Stack, film: Film
 ) -> None:

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 NUM_TOKENS = 64
 GONE_S = 5.0
 STATIC = ("--static-steps", "on", "--kv-budget-mb", "256")
+STEPS = ["ordinary", pytest.param("static", marks=pytest.mark.long)]
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 5}
 
 
@@ -58,7 +59,9 @@ class Spread:
         return captioned
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=["ordinary", "static"])
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="session", params=["ordinary", pytest.param("static", marks=pytest.mark.long)]
+)
 async def spread(request: pytest.FixtureRequest, world: World) -> AsyncIterator[Spread]:
     options = world.stack_options("--resume-wait-s", "60", restart=True)
     static = (*STATIC, "--prefix-cache-mb", "64") if request.param == "static" else ()
@@ -130,6 +133,7 @@ async def test_a_killed_rank_0_takes_the_others_along(spread: Spread) -> None:
     await eventually(lambda: target.is_serving, START_S)
 
 
+@pytest.mark.long
 async def test_a_draft_of_two_processes_with_static_steps(world: World) -> None:
     """The target's twin, whose lines are right but where two tokens are as likely; so it is the draft that writes."""
     options = world.stack_options()
@@ -146,6 +150,7 @@ async def test_a_draft_of_two_processes_with_static_steps(world: World) -> None:
     assert captioned.summary.speculation.accepted >= 0.8 * captioned.summary.speculation.judged
 
 
+@pytest.mark.long
 async def test_ranks_of_torchrun(world: World, tmp_path: Path) -> None:
     """As across machines: the same command for every rank, and all of them are told to stop at once: then the captions
     in work have `--drain-s` as anywhere."""

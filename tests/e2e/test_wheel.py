@@ -91,6 +91,7 @@ def test_shipped_weights_are_small() -> None:
     assert 0 < sum(path.stat().st_size for path in weights) <= MAX_WEIGHTS_MB * 1e6
 
 
+@pytest.mark.long
 def test_it_captions_in_a_shell(installed: Path, clip: Path) -> None:
     done = run(installed / "slipstream", "caption", clip, "--json", "--frames", "8", "--max-new-tokens", "24")
     assert done.returncode == 0, done.stderr
@@ -112,6 +113,7 @@ with slipstream.Captioner() as captioner:
 """
 
 
+@pytest.mark.long
 def test_it_captions_in_three_lines_of_python(installed: Path, clip: Path) -> None:
     done = run(installed / "python", "-c", THREE_LINES, clip)
     assert done.returncode == 0, done.stderr

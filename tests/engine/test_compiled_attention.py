@@ -32,9 +32,9 @@ def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
     if request.param == "AVX2":
         monkeypatch.setattr(compiled, "vectors_for", narrow)
-    compiled._attention.cache_clear()
+    compiled.attention_for.cache_clear()
     yield
-    compiled._attention.cache_clear()
+    compiled.attention_for.cache_clear()
 
 
 @pytest.fixture(params=[1, 3])

@@ -14,13 +14,13 @@ from slipstream.engine import VideoLM, load_model
 from slipstream.engine.forward import Runner
 from slipstream.engine.fused_layers import (
     FusedLayers,
-    FusedRunner,
     GlueShape,
     MakeGlue,
     can_fuse,
     exact_glue,
     on_axes,
 )
+from slipstream.engine.fused_runner import FusedRunner
 from slipstream.engine.joined_weights import join_weights
 from slipstream.engine.parallel.shards import SummedLinear
 from slipstream.engine.static import glue
@@ -210,7 +210,7 @@ def test_a_share_of_a_model_is_fused_too(model: VideoLM) -> None:
 # -- glue -------------------------------------------------------------------------------------------------------------
 
 SHAPE = GlueShape(eps=1e-6, hidden_size=64, inner_size=96, num_heads=8, num_rotated=6, head_dim=16)
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor writes C++ here")
+COMPILES = [pytest.mark.skipif(shutil.which("g++") is None, reason="inductor writes C++ here"), pytest.mark.long]
 
 
 def right_norm(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -227,7 +227,7 @@ def right_rotation(packed: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @pytest.mark.filterwarnings("default")  # of what a compiler does
-@pytest.mark.parametrize("make", [exact_glue, torch_glue, pytest.param(compiled_glue, marks=needs_compiler)])
+@pytest.mark.parametrize("make", [exact_glue, torch_glue, pytest.param(compiled_glue, marks=COMPILES)])
 @torch.inference_mode()
 def test_glue_is_its_mathematics(make: MakeGlue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

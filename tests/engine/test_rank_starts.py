@@ -79,7 +79,7 @@ def check_decoding(checkpoint: Path) -> None:
         spread.leader.close()
 
 
-@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("late", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_rank_that_loads_late_is_waited_for(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, changed_followers: Callable[[str], None], late: int
 ) -> None:
@@ -97,6 +97,7 @@ def build_for_gpus() -> None:
     torch._C._get_accelerator = lambda *_: torch.device("cuda")  # type: ignore[assignment]
 
 
+@pytest.mark.long
 def test_ranks_on_cpus_by_a_torch_for_gpus(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, changed_followers: Callable[[str], None]
 ) -> None:

@@ -64,7 +64,7 @@ def test_layers_that_are_not_shared_out_are_refused(tmp_path: Path, monkeypatch:
         start(write_tiny_qwen3(tmp_path / "model", seed=1), 2)
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.long)])
 def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spread]:
     folder = tmp_path_factory.mktemp("ranks")
     path = write_tiny_llava(folder / "model", seed=1, layers=3, heads=8, kv_heads=4)

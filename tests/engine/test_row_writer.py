@@ -9,8 +9,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipstream.engine import DecodeState, VideoLM, fused_layers, load_model
-from slipstream.engine.static.step import MAX_AHEAD
+from slipstream.engine import DecodeState, VideoLM, load_model, row_writer
+from slipstream.engine.compiled import blocked_attention, decoder_row
+from slipstream.engine.compiled.code import Vectors, vectors_for
+from slipstream.engine.compiled.decoder_row import CompiledRow
+from slipstream.engine.row_writer import MOST_AHEAD, Row, TorchRow
 from slipstream.errors import LimitExceeded
 from slipstream.sampling.sampler import NO_TOKEN
 from tests.engine.conftest import Pair
@@ -23,12 +26,54 @@ FOREVER_S = 1e9
 
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_layers, "AHEAD_S", FOREVER_S)
+    monkeypatch.setattr(row_writer, "AHEAD_S", FOREVER_S)
 
 
-@pytest.fixture(scope="module", params=[write_tiny_llava, write_tiny_qwen])
+def wide_llava(path: Path) -> VideoLM:
+    """Of rows, and halves of heads, that are whole vectors, and a vocabulary that is not."""
+    return load_model(str(write_tiny_llava(path, seed=3, vocab=325, hidden=128)))
+
+
+def wide_llava_in_halves(path: Path) -> VideoLM:
+    """Of weights that bfloat16 holds."""
+    model = wide_llava(path)
+    with torch.inference_mode():
+        for weight in (*model.runner.decoder.parameters(), *model.runner.lm_head.parameters()):
+            weight.copy_(weight.bfloat16())
+    return model
+
+
+MODELS: dict[str, tuple[Callable[[Path], VideoLM], type[Row]]] = {
+    "llava": (lambda path: load_model(str(write_tiny_llava(path, seed=3))), TorchRow),
+    "qwen": (lambda path: load_model(str(write_tiny_qwen(path, seed=3))), TorchRow),
+    "wide llava": (wide_llava, CompiledRow),
+    "wide llava in halves": (wide_llava_in_halves, CompiledRow),
+    "wide qwen": (lambda path: load_model(str(write_tiny_qwen(path, seed=3, hidden=128))), CompiledRow),
+}
+"""Each with what writes its rows."""
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VideoLM:
-    return load_model(str(request.param(tmp_path_factory.mktemp("rows"), seed=3)))
+    make, row = MODELS[request.param]
+    model = make(tmp_path_factory.mktemp("rows"))
+    if row is CompiledRow and vectors_for(torch.float32) is None:
+        pytest.skip("this processor has no vectors that pay")
+    with pytest.MonkeyPatch.context() as patch:
+        if row is CompiledRow:
+            patch.setattr(row_writer, "TorchRow", Never)
+        model.write_ahead([(prefill(model), 5)], 1)
+    return model
+
+
+class Never:
+    """Stands where a row of torch's would, which must not be needed."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def begin(self, *_: object) -> bool:
+        raise AssertionError("a compiled row was left to torch")
 
 
 def by_passes(model: VideoLM, state: DecodeState, token: int, num_tokens: int) -> list[int]:
@@ -51,7 +96,7 @@ def test_any_history_is_that_of_passes(model: VideoLM, data: st.DataObject) -> N
                 model.step([(each, window)])
         token, num_tokens = data.draw(st.integers(3, 250), label="token"), data.draw(st.integers(1, 9), label="ahead")
         written = model.write_ahead([(state, token)], num_tokens)
-        assert written == [by_passes(model, other, token, min(num_tokens, MAX_AHEAD))]
+        assert written == [by_passes(model, other, token, min(num_tokens, MOST_AHEAD))]
         assert state.num_tokens == other.num_tokens
         kept = data.draw(st.integers(other.num_prompt_tokens, other.num_tokens), label="kept")
         for each in (state, other):
@@ -69,18 +114,18 @@ def test_a_full_cache_grows(model: VideoLM) -> None:
     state, other = with_little_room(model), prefill(model)
     capacity, token = state.cache.capacity, 7
     while state.num_tokens <= capacity:
-        written = model.write_ahead([(state, token)], MAX_AHEAD)
-        assert written == [by_passes(model, other, token, MAX_AHEAD)]
+        written = model.write_ahead([(state, token)], MOST_AHEAD)
+        assert written == [by_passes(model, other, token, MOST_AHEAD)]
         token = written[0][-1]
     assert state.cache.capacity > capacity
     close(model.step([(state, [5])])[0], model.step([(other, [5])])[0])
 
 
 def test_orders_are_looked_at_after_a_while(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_layers, "AHEAD_S", 0.0)
+    monkeypatch.setattr(row_writer, "AHEAD_S", 0.0)
     state = prefill(model)
     before = state.num_tokens
-    (written,) = model.write_ahead([(state, 5)], MAX_AHEAD) or []
+    (written,) = model.write_ahead([(state, 5)], MOST_AHEAD) or []
     assert len(written) == 1 and state.num_tokens == before + 1
 
 
@@ -106,7 +151,7 @@ def test_logits_that_are_no_numbers_are_told(own: VideoLM) -> None:
     state = prefill(own)
     with torch.inference_mode():
         own.runner.decoder.norm.weight.mul_(torch.nan)  # type: ignore[operator]
-    assert own.write_ahead([(state, 5)], 2) == [[NO_TOKEN, NO_TOKEN]]
+    assert own.write_ahead([(state, 5)], 2) == [[NO_TOKEN]]
 
 
 def with_a_bias_behind_attention(model: Any) -> None:
@@ -146,3 +191,35 @@ def test_logits_are_told_token_by_token(model: VideoLM) -> None:
     assert written is not None and len(told) == len(written[0])
     for logits, token in zip(told, [5, *written[0]], strict=False):
         close(logits, model.step([(other, [token])])[0])
+
+
+def test_halves_are_what_is_read(model: VideoLM, request: pytest.FixtureRequest) -> None:
+    """Weights that bfloat16 holds exactly, and no others: no number changes."""
+    rows = model.runner._writer._rows  # type: ignore[attr-defined]
+    read = {tensor.dtype for row in rows if isinstance(row, CompiledRow) for tensor in row._read}
+    assert (torch.bfloat16 in read) == ("in halves" in request.node.callspec.id)
+
+
+def test_processors_with_narrower_vectors_write_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As AVX2 has them."""
+    narrow = Vectors(vectors_for(torch.float32).number, 8, 2)  # type: ignore[union-attr]
+    for module in (decoder_row, blocked_attention):
+        monkeypatch.setattr(module, "vectors_for", lambda dtype: narrow)
+    monkeypatch.setattr(decoder_row, "attention_for", blocked_attention.attention_for.__wrapped__)
+    monkeypatch.setattr(row_writer, "TorchRow", Never)
+    model = wide_llava_in_halves(tmp_path / "model")
+    assert model.write_ahead([(prefill(model), 5)], 9) == [by_passes(model, prefill(model), 5, 9)]
+
+
+def test_a_large_model_and_keys_in_another_order_are_left_to_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(write_tiny_llava(tmp_path / "model", seed=3, hidden=128))
+    expected = load_model(path, attention="matmul")
+    in_other_order = load_model(path, attention="sdpa")
+    monkeypatch.setattr(decoder_row, "MOST_WEIGHTS", 1000)
+    large = load_model(path)
+    monkeypatch.setattr(CompiledRow, "run", None)
+    for model in (in_other_order, large):
+        written = model.write_ahead([(prefill(model), 5)], 3)
+        assert written == [by_passes(expected, prefill(expected), 5, 3)]

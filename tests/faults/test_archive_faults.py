@@ -27,6 +27,7 @@ ARCHIVE = "slipstream.rpc.v1.Archive"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+@pytest.mark.long
 async def test_deaths_around_an_archive(fragile: FragileStack, tmp_path: Path) -> None:
     world, target = fragile.world, fragile.process("target")
     video = world.folder / "archive.mp4"

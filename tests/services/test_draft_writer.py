@@ -16,7 +16,7 @@ from slipstream.engine import thread as threads
 from slipstream.engine.batcher import step_each
 from slipstream.engine.draft_engine import HEADROOM_TOKENS, DraftEngine, DraftLimits
 from slipstream.engine.draft_session import DraftSession
-from slipstream.engine.static.step import MAX_AHEAD
+from slipstream.engine.row_writer import MOST_AHEAD
 from slipstream.engine.thread import FairQueue, Lane, ModelThread
 from slipstream.errors import LimitExceeded, Overloaded, ProtocolViolation
 from slipstream.messages import Frames
@@ -242,7 +242,7 @@ async def test_a_long_line_is_charged_pass_by_pass(model: VideoLM, monkeypatch: 
         charged.clear()
         await line(engine, session, NUM_TOKENS)
         await engine.close(session)
-    assert charged.count(Lane.DECODE) >= NUM_TOKENS // MAX_AHEAD
+    assert charged.count(Lane.DECODE) >= NUM_TOKENS // MOST_AHEAD
 
 
 async def test_no_room_is_said_at_once(model: VideoLM) -> None:

@@ -25,7 +25,7 @@ async def test_a_gateway_by_its_folder(stack: Stack, tmp_path: Path) -> None:
         process.kill()
 
 
-@pytest.mark.parametrize("name", ["target", "draft"])
+@pytest.mark.parametrize("name", [pytest.param("target", marks=pytest.mark.long), "draft"])
 async def test_a_model_service_by_its_folder(tmp_path: Path, name: str) -> None:
     process = new_process(name, tmp_path, "--model", "./nowhere")
     process.argv = (sys.executable, "-m", f"services.{name}", *process.argv[3:])

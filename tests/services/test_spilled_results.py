@@ -47,6 +47,7 @@ async def all_of(batch: AsyncBatchHandle) -> tuple[dict[str, Job], list[JobPart]
     return jobs, [part async for part in batch.parts(jobs["film"])]
 
 
+@pytest.mark.long
 async def test_a_gateway_killed_at_a_file_harms_nothing(
     stack: Stack, videos: Path, tmp_path: Path, bucket: ObjectServer
 ) -> None:

@@ -39,7 +39,7 @@ _COUNTS = (
     *("query_head", "query_row", "keys_head", "keys_dim", "values_head", "values_token", "output_head", "output_row"),
     *("num_rows", "group_size", "num_keys", "past", "num_shares", "num_parts"),
 )
-_ORDER = (*_PLACES, *_COUNTS, "scale", "begun", "done")
+ORDER = (*_PLACES, *_COUNTS, "scale", "begun", "done")
 """What a call is told, 8 bytes each: places; distances in numbers, and counts; the scale of scores, to the base of 2;
 and how many parts threads have begun and done. A part is a KV head's share of the blocks."""
 
@@ -58,7 +58,7 @@ class _PartCode(Code):
         """Rows of a KV head: those of all its query heads."""
 
     def __getitem__(self, name: str) -> Any:
-        if name not in _ORDER:
+        if name not in ORDER:
             return super().__getitem__(name)
         told = self.build.load(self.told(name))
         if name in _PLACES:
@@ -67,7 +67,7 @@ class _PartCode(Code):
 
     def told(self, name: str) -> Any:
         """Where it stands in the order."""
-        return self.at(super().__getitem__("order"), count(_ORDER.index(name)))
+        return self.at(super().__getitem__("order"), count(ORDER.index(name)))
 
     def scratch_of(self, part: Any) -> dict[str, Any]:
         """A part's queries and output [rows, head_dim], scores [rows, BLOCK], largest scores and sums [rows]."""
@@ -251,8 +251,8 @@ def _write_attend(module: Any, vectors: Vectors, head_dim: int) -> None:
 # -- the kernel -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Attention:
+@dataclass(frozen=True, eq=False)
+class Attention:
     """Compiled for one kind of number and width of heads."""
 
     code: Compiled
@@ -263,9 +263,14 @@ class _Attention:
     scale_form: str
     """How `struct` packs a scale into 8 bytes."""
 
+    def told(self, scale: float) -> int:
+        """How an order has the scale of scores: to the base of 2, as 8 bytes."""
+        packed = struct.pack(self.scale_form, scale * math.log2(math.e))
+        return int(struct.unpack("=q", packed)[0])
+
 
 @cache
-def _attention(dtype: torch.dtype, head_dim: int) -> _Attention | None:
+def attention_for(dtype: torch.dtype, head_dim: int) -> Attention | None:
     """None: it cannot be vectors of this processor."""
     vectors = vectors_for(dtype)
     if vectors is None or head_dim % vectors.lanes:
@@ -275,7 +280,7 @@ def _attention(dtype: torch.dtype, head_dim: int) -> _Attention | None:
     code = Compiled(module)
     address = code.address("attend")
     run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
-    return _Attention(code, address, run, vectors.width, "=d" if vectors.num_bits == 64 else "=fxxxx")
+    return Attention(code, address, run, vectors.width, "=d" if vectors.num_bits == 64 else "=fxxxx")
 
 
 @cache
@@ -293,8 +298,8 @@ class CompiledKernel(MatmulKernel):
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
         num_threads = torch.get_num_threads()
-        attention = _attention(query.dtype, query.shape[-1])
-        if attention is None or not _can_read(keys, values, attention.num_columns) or (num_threads > 1 and not _team()):
+        attention = attention_for(query.dtype, query.shape[-1])
+        if attention is None or not can_read(keys, values, attention.num_columns) or (num_threads > 1 and not _team()):
             return super().attend(query, keys, values, segment, scale)
         heads, num_rows, head_dim = query.shape
         num_rows_at_once = max(MAX_ROWS * len(keys) // heads, 1)
@@ -311,7 +316,7 @@ class CompiledKernel(MatmulKernel):
         return output
 
 
-def _can_read(keys: Tensor, values: Tensor, num_columns: int) -> bool:
+def can_read(keys: Tensor, values: Tensor, num_columns: int) -> bool:
     """Whether keys lie [dim, token] and values [token, dim], and as many keys as a tile has columns may be read
     wherever a block ends, if only to be left out."""
     if keys.stride(1) != 1 or values.stride(2) != 1:
@@ -323,7 +328,7 @@ def _can_read(keys: Tensor, values: Tensor, num_columns: int) -> bool:
 
 
 def _run(
-    attention: _Attention, tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], past: int, scale: float, threads: int
+    attention: Attention, tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], past: int, scale: float, threads: int
 ) -> None:
     """One call: of queries and output [heads, n, d], keys and values, and the mask [n, keys behind the past]."""
     query, keys, values, output, mask = tensors
@@ -334,9 +339,7 @@ def _run(
     places = [tensor.data_ptr() for tensor in (query, keys, values, output, mask, scratch)]
     distances = [*query.stride()[:2], keys.stride(0), keys.stride(2), *values.stride()[:2], *output.stride()[:2]]
     counts = [num_rows, group_size, num_keys, past, num_shares, num_parts]
-    base_2 = scale * math.log2(math.e)
-    packed = struct.pack(attention.scale_form, base_2)
-    order = (ctypes.c_int64 * len(_ORDER))(*places, *distances, *counts, *struct.unpack("=q", packed), 0, 0)
+    order = (ctypes.c_int64 * len(ORDER))(*places, *distances, *counts, attention.told(scale), 0, 0)
     team = _team() if threads > 1 and num_keys > MIN_SHARED_KEYS else None
     if team is None:
         attention.run(order)

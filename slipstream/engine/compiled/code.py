@@ -11,7 +11,7 @@ import llvmlite.binding as llvm
 import torch
 from llvmlite import ir
 
-INT, COUNT, VOID = ir.IntType(32), ir.IntType(64), ir.VoidType()
+HALF, INT, COUNT, VOID = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.VoidType()
 LOWEST = -3e38
 """Below every score, and finite: what is masked may be subtracted from it."""
 
@@ -164,6 +164,14 @@ class Code:
         loaded.align = self.vectors.num_bits // 8
         return loaded
 
+    def read_halves(self, place: Any) -> Any:
+        """A vector of numbers that lie as bfloat16: the upper halves of numbers of 32 bits."""
+        kind, wide = (ir.VectorType(each, self.vectors.lanes) for each in (HALF, INT))
+        loaded = self.build.load(self.build.bitcast(place, kind.as_pointer()))
+        loaded.align = 2
+        shifted = self.build.shl(self.build.zext(loaded, wide), wide([16] * self.vectors.lanes))
+        return self.build.bitcast(shifted, self.vectors.vector)
+
     def write(self, vector: Any, place: Any) -> None:
         self.build.store(vector, self._as_vector(place)).align = self.vectors.num_bits // 8
 
@@ -177,6 +185,12 @@ class Code:
     def greater(self, first: Any, second: Any) -> Any:
         return self._own("maxnum", self.vectors.vector, first, second)
 
+    def root(self, vector: Any) -> Any:
+        return self._own("sqrt", self.vectors.vector, vector)
+
+    def magnitude(self, vector: Any) -> Any:
+        return self._own("fabs", self.vectors.vector, vector)
+
     def largest(self, vector: Any) -> Any:
         return self._own("vector.reduce.fmax", self.vectors.number, vector)
 
@@ -188,6 +202,20 @@ class Code:
             low, high = (ir.VectorType(INT, lanes)([*range(first, first + lanes)]) for first in (0, lanes))
             vector = build.fadd(build.shuffle_vector(vector, vector, low), build.shuffle_vector(vector, vector, high))
         return build.extract_element(vector, INT(0))
+
+    def totals(self, vectors: Sequence[Any]) -> Any:
+        """Of as many vectors as one has lanes, the vector of their totals: halves of two are added side by side, then
+        quarters of two of those, and so on."""
+        lanes, build = self.vectors.lanes, self.build
+        while (num_pairs := len(vectors) // 2) > 0:
+            starts = [start + of for start in range(0, lanes, 2 * num_pairs) for of in (0, lanes)]
+            masks = [
+                ir.VectorType(INT, lanes)([start + first + lane for start in starts for lane in range(num_pairs)])
+                for first in (0, num_pairs)
+            ]
+            pairs = zip(vectors[:num_pairs], vectors[num_pairs:], strict=True)
+            vectors = [build.fadd(*(build.shuffle_vector(*pair, mask) for mask in masks)) for pair in pairs]
+        return vectors[0]
 
     def power_of_two(self, vector: Any) -> Any:
         """2 to the power of numbers that are 0 or less: 0 where that is below what a number can be.

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from slipstream.budget import available_bytes
 from slipstream.engine.forward import Begun, DecodeState, Note, Runner
-from slipstream.engine.fused_layers import FusedLayers, FusedRunner, can_fuse, glue_shape
+from slipstream.engine.fused_layers import FusedLayers, can_fuse, glue_shape
+from slipstream.engine.fused_runner import FusedRunner
 from slipstream.engine.kv_cache import KVCache, round_up
 from slipstream.engine.segments import PassRows
 from slipstream.engine.static.accord import Accord, first_complaint, rank_0s

@@ -51,6 +51,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[Example]:
     return examples
 
 
+@pytest.mark.long
 def test_any_number_of_models_have_their_own(written: list[Example]) -> None:
     """Torch keeps eight graphs of a code object, and takes a size in which two of them differ for one that varies."""
     for number in range(1, 11):

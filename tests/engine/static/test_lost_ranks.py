@@ -34,7 +34,7 @@ def step_for_ever(model: VideoLM, state: DecodeState) -> None:
         state.rollback(state.num_prompt_tokens)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
 def test_a_lost_rank(spread: Spread, number: signal.Signals) -> None:
     state, _ = prefilled(spread.spread)
     spread.spread.step([(state, [5])])

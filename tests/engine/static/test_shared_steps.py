@@ -43,7 +43,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llava(tmp_path_factory.mktemp("shared") / "model", seed=1, layers=3, heads=8, kv_heads=4)
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.long)])
 def opened(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[Spread]:
     found = start(checkpoint, request.param)
     open_steps(found.spread)
