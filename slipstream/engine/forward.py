@@ -16,6 +16,7 @@ from slipstream.engine.row_chunks import in_chunks, prefill_bytes, whole_rows
 from slipstream.engine.segments import Additions, Observer, Rows, kept_rows, pack, take
 from slipstream.engine.static.pool import KVPool, PooledCache
 from slipstream.engine.thread import finish_work
+from slipstream.speculation.protocol import TokenTree
 
 
 class Decoder(Protocol):
@@ -206,6 +207,16 @@ class Runner:
         proposals: they may round otherwise than a pass does. `note` is told each one's logits. None: this takes passes
         here."""
         return None
+
+    @property
+    def most_nodes(self) -> int:
+        """Of a tree, that `read_nodes` reads sooner than a pass does."""
+        return 0
+
+    def read_nodes(self, cache: KVCache, tree: TokenTree, first_position: int) -> Tensor:
+        """The logits [nodes, vocab] behind the new nodes of a tree, whose roots have that position, and which are in
+        the cache then. They may round otherwise than a pass does."""
+        raise AssertionError("a pass reads nodes here")
 
 
 def call_layer(layer: nn.Module, hidden: Tensor, position_ids: Tensor, rotary: Any, attend: Attend) -> Tensor:

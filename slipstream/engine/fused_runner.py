@@ -13,6 +13,7 @@ from slipstream.engine.fused_layers import FusedLayers, can_fuse
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.row_writer import RowWriter, can_write_rows
 from slipstream.engine.segments import Rows, pack
+from slipstream.speculation.protocol import TokenTree
 
 
 class FusedRunner(Runner):
@@ -44,13 +45,27 @@ class FusedRunner(Runner):
     def write_ahead(
         self, cache: KVCache, token: int, first_position: int, num_tokens: int, note: Note | None
     ) -> list[int] | None:
+        writer = self._row_writer()
         with torch.inference_mode():
-            if self._writer is None and can_write_rows(self.fused, self.decoder, self.lm_head):
-                weights = (self.decoder.embed_tokens.weight, cast(Tensor, self.lm_head.weight))
+            return None if writer is None else writer.write(cache, token, first_position, num_tokens, note)
+
+    @property
+    def most_nodes(self) -> int:
+        writer = self._row_writer()
+        return 0 if writer is None else writer.most_nodes
+
+    def read_nodes(self, cache: KVCache, tree: TokenTree, first_position: int) -> Tensor:
+        writer = self._row_writer()
+        assert writer is not None, "it says how many nodes it reads"
+        with torch.inference_mode():
+            return writer.read_nodes(cache, tree, first_position)
+
+    def _row_writer(self) -> RowWriter | None:
+        if self._writer is None and can_write_rows(self.fused, self.decoder, self.lm_head):
+            weights = (self.decoder.embed_tokens.weight, cast(Tensor, self.lm_head.weight))
+            with torch.inference_mode():
                 self._writer = RowWriter(self.fused, *weights, self._num_axes)
-            if self._writer is None:
-                return None
-            return self._writer.write(cache, token, first_position, num_tokens, note)
+        return self._writer
 
 
 def fastest_runner(decoder: Decoder, lm_head: nn.Module, *args: Any, num_axes: int, **options: Any) -> Runner:

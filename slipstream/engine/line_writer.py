@@ -257,7 +257,7 @@ class LineWriter:
         batch = [(session, session.work.state, *_piece(_unseen(session))) for session in sessions]
         stepping = [(state, window) for _, state, window, _ in batch if window]
         started = time.perf_counter()
-        outcomes = iter(self._outcomes(sessions, stepping))
+        outcomes = iter(self._outcomes(stepping))
         trees = [window for _, window in stepping if isinstance(window, TokenTree)]
         if trees and len(trees) == len(stepping):
             self._learn(sum(len(tree.new_token_ids) - 1 for tree in trees), time.perf_counter() - started)
@@ -271,22 +271,21 @@ class LineWriter:
             elif is_all:
                 self._choose(session, outcome[-1] if window else outcome)
 
-    def _outcomes(
-        self, sessions: Sequence[DraftSession], stepping: Sequence[tuple[DecodeState, Window]]
-    ) -> Sequence[torch.Tensor | Exception]:
+    def _outcomes(self, stepping: Sequence[tuple[DecodeState, Window]]) -> Sequence[torch.Tensor | Exception]:
         """The logits behind what each of these reads."""
-        if len(sessions) == len(stepping) == 1 and (logits := self._by_a_row(sessions[0])) is not None:
+        if len(stepping) == 1 and (logits := self._by_rows(*stepping[0])) is not None:
             return [logits]
         return step_each(self._model.step, stepping) if stepping else ()
 
-    def _by_a_row(self, session: DraftSession) -> torch.Tensor | None:
-        """Those behind one token that follows all that the cache holds: what the model finds on its way to the
-        likeliest next one, which need not be taken. None: this takes a pass."""
-        token, room = self._end_of_line(session)
+    def _by_rows(self, state: DecodeState, window: Window) -> torch.Tensor | None:
+        """Those of one session, of few tokens: they may round as they like. None: this takes a pass, which also finds
+        out what is wrong."""
         told: list[torch.Tensor] = []
-        if room:
-            with contextlib.suppress(Exception):  # a pass finds out what is wrong
-                self._model.write_ahead([(session.work.state, token)], 1, told.append)
+        with contextlib.suppress(Exception):
+            if isinstance(window, TokenTree):
+                return self._model.read_nodes(state, window)
+            if len(window) == 1:
+                self._model.write_ahead([(state, window[0])], 1, told.append)
         return told[0] if told else None
 
     def _learn(self, num_rows: int, seconds: float) -> None:

@@ -16,6 +16,7 @@ from slipstream.engine.fused_layers import FusedLayers, on_axes
 from slipstream.engine.joined_weights import Product, can_join
 from slipstream.engine.kv_cache import KVCache, LayerBuffers
 from slipstream.sampling.sampler import NO_TOKEN
+from slipstream.speculation.protocol import TokenTree
 
 AHEAD_S = 0.001
 """So long, and one token at least, a line is written without a look at what it is told meanwhile."""
@@ -28,13 +29,21 @@ NUM_ANGLES = 64
 class Row(Protocol):
     """One row through all layers, again and again."""
 
+    most_nodes: int
+    """Nodes of a tree that are read row by row sooner than in one pass."""
+
     def begin(self, held: Sequence[LayerBuffers], past: Sequence[int]) -> bool:
         """Rows of a session follow: where its layers' keys and values lie, and how many there are. False: they cannot
         be read there."""
 
-    def run(self, token: int, cos: Tensor, sin: Tensor) -> Tensor:
+    def run(self, token: int, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         """The logits [vocab] behind one more token, until the next call. Its keys and values follow those that are
-        there. Cosines and sines [2, d / 2], with the signs of what is added to each half."""
+        there.
+
+        Args:
+            cos, sin: of its position, [2, d / 2], with the signs of what is added to each half.
+            mask: what is added to its scores of the last keys, its own among them: 0 or -inf. None: it sees all.
+        """
 
 
 class RowWriter:
@@ -47,7 +56,7 @@ class RowWriter:
     """
 
     def __init__(self, layers: FusedLayers, embeddings: Tensor, head: Tensor, num_axes: int) -> None:
-        self._layers, self._num_axes, self._embeddings = layers, num_axes, embeddings
+        self._layers, self._num_axes, self._embeddings, self._head = layers, num_axes, embeddings, head
         compiled = _compiled_row(layers, embeddings, head)
         self._rows: list[Row] = [compiled] if compiled is not None else []
         """The first that can read a session's keys and values writes."""
@@ -55,15 +64,15 @@ class RowWriter:
         self._first_angle = -1
         self._angles: Sequence[tuple[Tensor, Tensor]] = ()
 
+    @property
+    def most_nodes(self) -> int:
+        """See `Runner.most_nodes`."""
+        return self._rows[0].most_nodes
+
     def write(self, cache: KVCache, token: int, first_position: int, num_tokens: int, note: Note | None) -> list[int]:
         """See `Runner.write_ahead`."""
-        if not 0 <= token < len(self._embeddings):  # a row looks nothing up with care
-            raise IndexError(f"token {token} is none of {len(self._embeddings)}")
         num_tokens = min(num_tokens, MOST_AHEAD)
-        cache.reserve(cache.length + num_tokens)
-        held = [cache.opened(layer) for layer in range(cache.num_layers)]
-        past = [cache.length - cache.num_missing(layer) for layer in range(cache.num_layers)]
-        row = next(row for row in self._rows if row.begin(held, past))
+        row = self._begin(cache, [token], num_tokens)
         written: list[int] = []
         started = time.perf_counter()
         for cos, sin in self._angles_of(first_position, num_tokens):
@@ -78,11 +87,39 @@ class RowWriter:
         cache.advance(len(written))
         return written
 
+    def read_nodes(self, cache: KVCache, tree: TokenTree, first_position: int) -> Tensor:
+        """See `Runner.read_nodes`."""
+        token_ids, depths = tree.new_token_ids, tree.depths[tree.num_cached :]
+        row = self._begin(cache, token_ids, len(token_ids))
+        first = min(depths)
+        angles = self._angles_of(first_position + first, max(depths) - first + 1)
+        logits, masks = self._embeddings.new_empty(len(token_ids), len(self._head)), self._masks(tree)
+        for number, (token, depth) in enumerate(zip(token_ids, depths, strict=True)):
+            logits[number] = row.run(token, *angles[depth - first], masks[number, : tree.num_cached + number + 1])
+        cache.advance(len(token_ids))
+        return logits
+
+    def _begin(self, cache: KVCache, token_ids: Sequence[int], num_rows: int) -> Row:
+        """What takes in these tokens, and others up to so many rows, for which there is room then."""
+        if not all(0 <= token < len(self._embeddings) for token in token_ids):  # a row looks nothing up with care
+            raise IndexError(f"the model has {len(self._embeddings)} tokens, and not all of {list(token_ids)}")
+        cache.reserve(cache.length + num_rows)
+        held = [cache.opened(layer) for layer in range(cache.num_layers)]
+        past = [cache.length - cache.num_missing(layer) for layer in range(cache.num_layers)]
+        return next(row for row in self._rows if row.begin(held, past))
+
+    def _masks(self, tree: TokenTree) -> Tensor:
+        """What nodes that are new add to their scores of all nodes."""
+        masks = self._embeddings.new_full((len(tree) - tree.num_cached, len(tree)), -math.inf)
+        rows, columns = tree.visible()
+        masks[rows, columns] = 0
+        return masks
+
     def _angles_of(self, first_position: int, num_tokens: int) -> Sequence[tuple[Tensor, Tensor]]:
         """Cosines and sines by token, as a row takes them."""
         if not self._first_angle <= first_position <= self._first_angle + len(self._angles) - num_tokens:
-            positions = torch.arange(first_position, first_position + NUM_ANGLES)[None]
-            like = self._embeddings[:1].expand(1, NUM_ANGLES, -1)
+            positions = torch.arange(first_position, first_position + max(NUM_ANGLES, num_tokens))[None]
+            like = self._embeddings[:1].expand(1, positions.shape[1], -1)
             angles = self._layers.rotary(like, on_axes(positions, self._num_axes))
             cos, sin = (each[0].unflatten(-1, (2, -1)) for each in angles)
             signed = torch.stack((-sin[:, 0], sin[:, 1]), 1)
@@ -104,6 +141,8 @@ def _compiled_row(layers: FusedLayers, embeddings: Tensor, head: Tensor) -> Row 
 class TorchRow:
     """In as few of torch's operations as there can be, each of which leaves its result where the next one looks for
     it."""
+
+    most_nodes = 1
 
     def __init__(self, layers: FusedLayers, embeddings: Tensor, head: Tensor) -> None:
         shape, self._layers = layers.shape, layers
@@ -138,15 +177,15 @@ class TorchRow:
         self._held, self._past = held, list(past)
         return True
 
-    def run(self, token: int, cos: Tensor, sin: Tensor) -> Tensor:
+    def run(self, token: int, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         self._hidden.copy_(self._embeddings[token])
         for number in range(len(self._held)):
-            self._run_layer(number, cos, sin)
+            self._run_layer(number, cos, sin, mask)
             self._past[number] += 1
         _multiply(self._head, self._norm(-1), self._logits)
         return self._logits
 
-    def _run_layer(self, number: int, cos: Tensor, sin: Tensor) -> None:
+    def _run_layer(self, number: int, cos: Tensor, sin: Tensor, mask: Tensor | None) -> None:
         layer, hidden, held, past = self._layers.layers[number], self._hidden, self._held[number], self._past[number]
         _multiply(layer.qkv, self._norm(2 * number), self._packed)
         torch.mul(self._halves, cos, out=self._rotated).addcmul_(self._halves.flip(1), sin)
@@ -154,6 +193,8 @@ class TorchRow:
         keys.narrow(2, past, 1).copy_(self._key)
         held.values.narrow(1, past, 1).copy_(self._value)
         scores = torch.bmm(self._queries, keys.narrow(2, 0, past + 1)).mul_(layer.scale)
+        if mask is not None:
+            scores[..., -len(mask) :] += mask
         torch.bmm(scores.softmax(-1), held.values.narrow(1, 0, past + 1), out=self._attended)
         torch.addmv(hidden, cast(Tensor, layer.output.weight), self._attended.view(-1), out=hidden)
         _multiply(layer.gate_up, self._norm(2 * number + 1), self._gate_up)

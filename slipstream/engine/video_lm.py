@@ -242,13 +242,13 @@ class VideoLM:
         assert cache.length == plan.text_start, "the cache ends where the text begins"
         positions, next_position = self._all_positions(plan)
         hidden = self.runner.embed(plan.token_ids[plan.text_start :])
-        positions = positions[..., plan.text_start :].to(hidden.device)
-        forward = self.runner.start([Rows(cache, hidden, positions, observer=observer)])
+        rows = Rows(cache, hidden, positions[..., plan.text_start :].to(hidden.device), observer=observer)
+        forward = self.runner.start([rows])
         state = DecodeState(cache, num_prompt_tokens=plan.num_tokens, position_offset=next_position - plan.num_tokens)
         if observer is not None:
             observer.place_video(plan.video_rows)
-        nowhere = torch.empty(0, dtype=torch.int64)
-        return Prefill(forward, state, video=nowhere, num_text_tokens=plan.num_text_tokens)
+        no_video = torch.empty(0, dtype=torch.int64)
+        return Prefill(forward, state, video=no_video, num_text_tokens=plan.num_text_tokens)
 
     def start_text(self, plan: PromptPlan, *, headroom: int = 512, observer: Observer | None = None) -> Prefill:
         """Begin the pass over a prompt from `plan_text`, see `start_prefill`."""
@@ -333,25 +333,27 @@ class VideoLM:
     def write_ahead(self, batch: Begun, num_tokens: int, note: Note | None = None) -> list[list[int]] | None:
         """For every state its greedy tokens behind one more token, without a wait between them: at most `num_tokens`,
         all but the last in the cache then, too. None, and nothing has happened, where `step` again and again takes no
-        longer. A token below 0: the logits were not finite. It rounds as it likes. `note` is told all tokens' logits.
-
-        Raises:
-            LimitExceeded: see `step`.
-        """
+        longer. A token below 0: not finite logits. It rounds as it likes, tells `note` all, raises as `step`."""
         if any(state.next_position + num_tokens > self.info.max_context for state, _ in batch):
             raise LimitExceeded(f"the answer has reached the end of the context of {self.info.max_context} tokens")
         started = time.perf_counter()
         write = self._write_alone if self.static is None else self.static.write_ahead
-        written = write(batch, num_tokens, note)
-        if written is not None:
+        if (written := write(batch, num_tokens, note)) is not None:
             self.on_pass(len(batch), time.perf_counter() - started)
         return written
+
+    def read_nodes(self, state: DecodeState, tree: TokenTree) -> Tensor | None:
+        """What `step` gives for a tree's new nodes, [nodes, vocab], rounded otherwise; None: a pass takes no longer."""
+        if self.static is not None or self.strict_width or len(tree.new_token_ids) > self.runner.most_nodes:
+            return None
+        with self._told_of([(state, tree)]):
+            return self.runner.read_nodes(state.cache, tree, state.next_position - tree.num_cached)
 
     def _write_alone(self, batch: Begun, num_tokens: int, note: Note | None) -> list[list[int]] | None:
         """Without static steps: of one session alone, as several share the reading of weights in a pass."""
         if len(batch) > 1 or self.strict_width:
             return None
-        state, token = batch[0]
+        ((state, token),) = batch
         written = self.runner.write_ahead(state.cache, token, state.next_position, num_tokens, note)
         return None if written is None else [written]
 

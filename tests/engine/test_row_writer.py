@@ -16,8 +16,10 @@ from slipstream.engine.compiled.decoder_row import CompiledRow
 from slipstream.engine.row_writer import MOST_AHEAD, Row, TorchRow
 from slipstream.errors import LimitExceeded
 from slipstream.sampling.sampler import NO_TOKEN
+from slipstream.speculation.protocol import TokenTree
 from tests.engine.conftest import Pair
 from tests.engine.static.test_static_steps import FRAMES, close, prefill
+from tests.engine.test_tree_rows import trees
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
 from tests.support.tiny_families import write_tiny_qwen3
 
@@ -102,6 +104,36 @@ def test_any_history_is_that_of_passes(model: VideoLM, data: st.DataObject) -> N
         for each in (state, other):
             each.rollback(kept)
     close(model.step([(state, [5, 6])])[0], model.step([(other, [5, 6])])[0])
+
+
+@given(st.data())
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_nodes_of_any_tree_are_those_of_passes(model: VideoLM, data: st.DataObject) -> None:
+    """Read in two goes, and kept as a path."""
+    tree = data.draw(trees(9), label="tree")
+    state, other = prefill(model), prefill(model)
+    num_text = state.num_tokens
+    first = data.draw(st.integers(1, len(tree)), label="first")
+    for begun, end in ((0, first), (first, len(tree))):
+        if begun < end:
+            part = TokenTree(tree.token_ids[:end], tree.parents[:end], num_cached=begun)
+            (expected,) = model.step([(other, part)])
+            close(model.runner.read_nodes(state.cache, part, state.next_position - begun), expected)
+    assert state.num_tokens == other.num_tokens
+    for each in (state, other):
+        each.keep_path(num_text, tree.path(len(tree) - 1))
+    close(model.step([(state, [5, 6])])[0], model.step([(other, [5, 6])])[0])
+
+
+def test_how_many_nodes_are_read_row_by_row(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, heard = prefill(model), list[int]()
+    monkeypatch.setattr(model, "on_pass", lambda num_states, seconds: heard.append(num_states))
+    most = model.runner.most_nodes
+    assert most == (8 if isinstance(model.runner._writer._rows[0], CompiledRow) else 1)  # type: ignore[attr-defined]
+    many, few = (TokenTree((5,) * num, tuple(range(-1, num - 1))) for num in (most + 1, most))
+    assert model.read_nodes(state, many) is None and not heard
+    logits = model.read_nodes(state, few)
+    assert logits is not None and logits.shape == (most, model.info.vocab_size) and heard == [1]
 
 
 def with_little_room(model: VideoLM) -> DecodeState:

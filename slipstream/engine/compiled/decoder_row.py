@@ -27,7 +27,7 @@ _LAYER = (*_PRODUCTS, "qkv_start", "gate_up_start", "norm", "mlp_norm", *_HELD, 
 """What is told of a layer, 8 bytes each: places; distances in numbers; rows that are there; its attention's order."""
 _FIRST_HELD = _LAYER.index("keys")
 _BUFFERS = ("hidden", "normed", "packed", "attended", "inner", "logits", "zeros")
-_ROW = ("token", "cos", "sin", "embeddings", "head", "last_norm", *_BUFFERS, "layers")
+_ROW = ("token", "cos", "sin", "columns", "mask", "embeddings", "head", "last_norm", *_BUFFERS, "layers")
 _TABLE = COUNT.as_pointer()
 
 
@@ -147,8 +147,10 @@ def _write_gate(module: Any, vectors: Vectors, shape: RowShape) -> Any:
 
 
 def _write_keep(module: Any, vectors: Vectors, shape: RowShape) -> Any:
-    """Puts the row's keys and values behind those of its layer, and tells the layer's attention where they lie."""
-    code = _TableCode(module, "keep", {"layer": _TABLE, "order": _TABLE, "packed": vectors.pointer}, vectors)
+    """Puts the row's keys and values behind those of its layer, and tells the layer's attention where they lie, and
+    of how many `columns` at their end the row's `mask` speaks."""
+    parameters = {"layer": _TABLE, "order": _TABLE, "packed": vectors.pointer, "columns": COUNT, "mask": COUNT}
+    code = _TableCode(module, "keep", parameters, vectors)
     build, layer, head_dim = code.build, code["layer"], count(shape.head_dim)
     told = {name: code.told(layer, _LAYER, name) for name in (*_HELD, "past")}
     keys, values = (build.inttoptr(told[name], vectors.pointer) for name in ("keys", "values"))
@@ -161,8 +163,9 @@ def _write_keep(module: Any, vectors: Vectors, shape: RowShape) -> Any:
             build.store(build.load(code.at(new_keys, dim.index)), code.at(to_keys, dim.index, told["keys_dim"]))
         with code.loop(count(0), head_dim, count(vectors.lanes)) as dim:
             code.write(code.read(code.at(new_values, dim.index)), code.at(to_values, dim.index))
-    told["past"] = told["num_keys"] = build.add(told["past"], count(1))
-    build.store(told["past"], code.at(layer, count(_LAYER.index("past"))))
+    num_keys = build.add(told["past"], count(1))
+    build.store(num_keys, code.at(layer, count(_LAYER.index("past"))))
+    told |= {"num_keys": num_keys, "past": build.sub(num_keys, code["columns"]), "mask": code["mask"]}
     for name, value in (told | {"begun": count(0), "done": count(0)}).items():
         build.store(value, code.at(code["order"], count(ORDER.index(name))))
     return code.finish()
@@ -193,7 +196,7 @@ def _write_row(module: Any, vectors: Vectors, shape: RowShape, attend_address: i
         code.call(norm, at["hidden"], norm_weight, at["normed"])
         code.call(dots, qkv, qkv_start, at["normed"], at["packed"], count(shape.packed_size), hidden_size)
         code.call(rotate, at["packed"], at["cos"], at["sin"])
-        code.call(keep, layer, order, at["packed"])
+        code.call(keep, layer, order, at["packed"], *(code.told(row, _ROW, name) for name in ("columns", "mask")))
         code.call(attend, order)
         num_attended = count(shape.num_heads * shape.head_dim)
         code.call(dots, output, at["hidden"], at["attended"], at["hidden"], hidden_size, num_attended)
@@ -265,11 +268,13 @@ def _shape_of(layers: FusedLayers, head: Tensor) -> RowShape:
 
 
 class CompiledRow:
-    """See `RowWriter`; `compiled_row` makes it.
+    """See `Row`; `compiled_row` makes it.
 
     Args:
         embeddings, head: weights, [vocab, hidden].
     """
+
+    most_nodes = 8
 
     def __init__(self, shape: RowShape, code: RowCode, layers: FusedLayers, embeddings: Tensor, head: Tensor) -> None:
         self._shape, self._code = shape, code
@@ -286,8 +291,6 @@ class CompiledRow:
         self._row = _table([row.get(name, 0) for name in _ROW])
 
     def begin(self, held: Sequence[LayerBuffers], past: Sequence[int]) -> bool:
-        """Rows of a session follow: where its layers' keys and values lie, and how many rows there are. False: they
-        cannot be read there."""
         if not all(can_read(each.keys, each.values, self._code.attention.num_columns) for each in held):
             return False
         for number, (each, num_past) in enumerate(zip(held, past, strict=True)):
@@ -298,9 +301,9 @@ class CompiledRow:
             self._layers[first : first + len(_HELD) + 1] = (*of_keys, *of_values, num_past)
         return True
 
-    def run(self, token: int, cos: Tensor, sin: Tensor) -> Tensor:
-        """The logits [vocab] behind one more token, until the next call."""
-        self._row[0], self._row[1], self._row[2] = token, cos.data_ptr(), sin.data_ptr()
+    def run(self, token: int, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+        columns, place = (0, 0) if mask is None else (len(mask), mask.data_ptr())
+        self._row[:5] = (token, cos.data_ptr(), sin.data_ptr(), columns, place)
         self._code.run(self._row)
         return self._buffers["logits"]
 
@@ -324,7 +327,7 @@ def _table(values: Sequence[int]) -> Any:
 
 def _order(shape: RowShape, places: dict[str, int], scale: int) -> Any:
     """Of a layer's attention, but for keys and values."""
-    told = {"query": places["packed"], "output": places["attended"], "mask": places["zeros"]}
+    told = {"query": places["packed"], "output": places["attended"]}
     told |= {"scratch": places["scratch"], "query_head": shape.head_dim, "output_head": shape.head_dim}
     told |= {"num_rows": 1, "group_size": shape.num_heads // shape.num_kv, "num_shares": 1}
     told |= {"num_parts": shape.num_kv, "scale": scale}
