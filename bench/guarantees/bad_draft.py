@@ -51,6 +51,11 @@ class BadModel(VideoLM):
     def write_ahead(self, batch: Begun, num_tokens: int, note: Note | None = None) -> None:
         """Nothing is written past `step`, which is what is bad."""
 
+    @property
+    def most_nodes(self) -> int:
+        """Nor is anything read otherwise."""
+        return 0
+
     def _is_bad(self, state: DecodeState) -> bool:
         num_output = state.num_tokens - state.num_prompt_tokens
         match self._config.vice:

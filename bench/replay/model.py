@@ -151,6 +151,11 @@ class ReplayedModel(VideoLM):
     def write_ahead(self, batch: Begun, num_tokens: int, note: Note | None = None) -> None:
         """Every token takes a pass of the table's time."""
 
+    @property
+    def most_nodes(self) -> int:
+        """None is read otherwise than by a pass, either."""
+        return 0
+
     def _step_s(self, batch: Sequence[tuple[DecodeState, Window]]) -> float:
         """Of a packed pass: by all its rows, or by its fullest cache and the rows beyond one a session."""
         num_rows = sum(num_new(window) for _, window in batch)

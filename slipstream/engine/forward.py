@@ -210,7 +210,7 @@ class Runner:
 
     @property
     def most_nodes(self) -> int:
-        """Of a tree, that `read_nodes` reads sooner than a pass does."""
+        """Of one session or of several, that are read one by one sooner than in one pass."""
         return 0
 
     def read_nodes(self, cache: KVCache, tree: TokenTree, first_position: int) -> Tensor:

@@ -51,6 +51,8 @@ class FusedRunner(Runner):
 
     @property
     def most_nodes(self) -> int:
+        if self.fixed_shapes or self.pool is not None:  # a strict width, or static steps
+            return 0
         writer = self._row_writer()
         return 0 if writer is None else writer.most_nodes
 

@@ -66,7 +66,7 @@ class LineWriter:
         """Passes until nobody may write, or for `FLUSH_S`: then its cost is charged, and whoever is next goes on."""
         started = time.perf_counter()
         while self._gather():
-            sessions = list(self._writing)
+            sessions = self._next()
             try:
                 self._pass(sessions)
             except Exception as error:  # nobody knows whose fault it is, and the other sessions write on
@@ -79,8 +79,21 @@ class LineWriter:
                 self._thread.submit(self._round, Lane.DECODE)
                 return
 
+    def _next(self) -> Sequence[DraftSession]:
+        """All that write, for a pass, or whose turn it is."""
+        sessions = list(self._writing)
+        if not self._take_turns:
+            return sessions
+        self._writing[sessions[0]] = self._writing.pop(sessions[0])
+        return sessions[:1]
+
+    @property
+    def _take_turns(self) -> bool:
+        """As many sessions write as have their tokens sooner row by row than by passes that they share."""
+        return 1 < len(self._writing) <= self._model.most_nodes
+
     def _gather(self) -> bool:
-        """Who writes in the next pass. False, and the round is over, when nobody does."""
+        """Who writes now. False, and the round is over, when nobody does."""
         with self._lock:
             woken, self._woken = self._woken, []
         for session in woken:
@@ -116,7 +129,7 @@ class LineWriter:
         """Whether a chain or a dynamic tree has room; of what branches it is then known what the next pass reads."""
         if session.branches is not None:
             assert session.grows is not None, "what branches knows how"
-            num_sharing = max(len(self._writing), 1)
+            num_sharing = 1 if self._take_turns else max(len(self._writing), 1)
             pass_s = partial(self._share_s, num_sharing)
             is_ahead = session.sampler.takes_largest and num_sharing <= self._most_ahead
             ahead_s = min(self._ahead_s.value / num_sharing, pass_s(1)) if is_ahead else math.inf
@@ -280,13 +293,9 @@ class LineWriter:
     def _by_rows(self, state: DecodeState, window: Window) -> torch.Tensor | None:
         """Those of one session, of few tokens: they may round as they like. None: this takes a pass, which also finds
         out what is wrong."""
-        told: list[torch.Tensor] = []
         with contextlib.suppress(Exception):
-            if isinstance(window, TokenTree):
-                return self._model.read_nodes(state, window)
-            if len(window) == 1:
-                self._model.write_ahead([(state, window[0])], 1, told.append)
-        return told[0] if told else None
+            return self._model.read_nodes(state, window if isinstance(window, TokenTree) else TokenTree.chain(window))
+        return None
 
     def _learn(self, num_rows: int, seconds: float) -> None:
         """What a pass over nodes alone took, by its rows beyond one a session, or a token `AHEAD`. The first one of so

@@ -30,7 +30,7 @@ class Row(Protocol):
     """One row through all layers, again and again."""
 
     most_nodes: int
-    """Nodes of a tree that are read row by row sooner than in one pass."""
+    """See `Runner.most_nodes`."""
 
     def begin(self, held: Sequence[LayerBuffers], past: Sequence[int]) -> bool:
         """Rows of a session follow: where its layers' keys and values lie, and how many there are. False: they cannot

@@ -132,10 +132,7 @@ class VideoLM:
         Returns:
             [tokens, features], as many as `plan_prompt` counts for frames of this number and size. The first `hidden`
             features are the embeddings; further ones, of some families, are added behind the first layers.
-
-        Raises:
-            InvalidRequest: frames of another shape or type.
-        """
+            Raises `InvalidRequest` for frames of another shape or type."""
         return self.encode(self.preprocess(frames, len(frames)))
 
     def preprocess(self, frames: NDArray[np.uint8], num_frames: int) -> list[Pixels]:
@@ -168,8 +165,7 @@ class VideoLM:
 
     def prefill_bytes(self, kv_bytes: int) -> int:
         """Bytes that the longest prefill whose keys and values take no more than that needs beside them at its peak."""
-        num_tokens = min(kv_bytes // self.runner.kv_bytes_per_token, self.info.max_context)
-        return self.runner.prefill_bytes(num_tokens)
+        return self.runner.prefill_bytes(min(kv_bytes // self.runner.kv_bytes_per_token, self.info.max_context))
 
     def open_static_steps(self, num_bytes: int) -> None:
         """Has all caches lie in a pool of so many bytes from now on, and decoding take steps of fixed shapes, which a
@@ -198,11 +194,10 @@ class VideoLM:
         """
         check_positions(positions)
         prompt = self._prompt(plan, video_embeddings, keep, positions, headroom)
-        forward = self.runner.start([replace(prompt.rows, observer=observer)])
+        begun = self.runner.start([replace(prompt.rows, observer=observer)])
         if observer is not None:
             observer.place_video(prompt.video)
-        num_text = plan.num_text_tokens
-        return Prefill(forward, prompt.state, video=prompt.video, num_text_tokens=num_text, observer=observer)
+        return Prefill(begun, prompt.state, video=prompt.video, num_text_tokens=plan.num_text_tokens, observer=observer)
 
     def start_row_prefill(
         self, plan: PromptPlan, video_embeddings: Tensor, *, guidance_layer: int, headroom: int = 512
@@ -342,9 +337,14 @@ class VideoLM:
             self.on_pass(len(batch), time.perf_counter() - started)
         return written
 
+    @property
+    def most_nodes(self) -> int:
+        """See `Runner.most_nodes`."""
+        return self.runner.most_nodes
+
     def read_nodes(self, state: DecodeState, tree: TokenTree) -> Tensor | None:
         """What `step` gives for a tree's new nodes, [nodes, vocab], rounded otherwise; None: a pass takes no longer."""
-        if self.static is not None or self.strict_width or len(tree.new_token_ids) > self.runner.most_nodes:
+        if len(tree.new_token_ids) > self.most_nodes:
             return None
         with self._told_of([(state, tree)]):
             return self.runner.read_nodes(state.cache, tree, state.next_position - tree.num_cached)

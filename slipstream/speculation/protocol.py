@@ -44,6 +44,11 @@ class TokenTree:
             if not ROOT <= parent < node:
                 raise ValueError(f"node {node} of a tree follows {parent}; parents come first, and -1 is none")
 
+    @classmethod
+    def chain(cls, token_ids: Sequence[int]) -> "TokenTree":
+        """Tokens one after the other."""
+        return cls(tuple(token_ids), tuple(range(ROOT, len(token_ids) - 1)))
+
     def __len__(self) -> int:
         return len(self.token_ids)
 

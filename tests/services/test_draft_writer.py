@@ -28,14 +28,15 @@ from tests.support.tiny_checkpoint import write_tiny_llava
 
 MIB = 1024 * 1024
 NUM_TOKENS = 20
-SHAPES = ("any shape", "static")
-"""Of passes."""
+SHAPES = ("any shape", "static", "rows")
+"""Of passes; or of a model whose rows are compiled."""
 FROM_THE_START = JoinPoint(1, (), NUM_TOKENS, first_chunk=1)
 
 
 def draft_model(folder: Path, shape: str) -> VideoLM:
-    """A tiny draft with or without static steps."""
-    model = load_model(str(write_tiny_llava(folder, seed=9, layers=2, max_context=2048)))
+    """A tiny draft that takes passes, static steps, or row after row."""
+    hidden = 128 if shape == "rows" else 32
+    model = load_model(str(write_tiny_llava(folder, seed=9, layers=2, max_context=2048, hidden=hidden)))
     if shape == "static":
         model.open_static_steps(64 * MIB)
     return model
@@ -282,9 +283,30 @@ async def test_a_device_that_is_lost_while_a_line_is_written_is_told(
     async with running(model) as engine:
         engine.thread.on_device_lost = told.append
         session = await started(engine, some_frames(4, 1))
-        monkeypatch.setattr(model, "write_ahead", fail)
-        monkeypatch.setattr(model, "step", fail)
+        for way in ("write_ahead", "read_nodes", "step"):
+            monkeypatch.setattr(model, way, fail)
         monkeypatch.setattr(threads, "device_answers", lambda: False)
         with pytest.raises(RuntimeError, match="illegal memory access"):
             await line(engine, session, NUM_TOKENS)
     assert told and {*told} == {lost}
+
+
+async def test_sessions_take_turns_where_rows_are_read_sooner_than_passes(
+    model: VideoLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few do; more share passes."""
+    together: list[int] = []
+    run_pass = writer_module.LineWriter._pass
+
+    def spy(writer: writer_module.LineWriter, sessions: Any) -> None:
+        together.append(len(sessions))
+        run_pass(writer, sessions)
+
+    monkeypatch.setattr(writer_module.LineWriter, "_pass", spy)
+    for num_sessions in (3, max(model.most_nodes, 1) + 1):
+        together.clear()
+        async with running(model) as engine:
+            sessions = [await started(engine, some_frames(1 + seed, seed)) for seed in range(num_sessions)]
+            lines = await asyncio.gather(*(line(engine, session, NUM_TOKENS) for session in sessions))
+        assert len(set(map(tuple, lines))) == num_sessions
+        assert (max(together) == 1) == (num_sessions <= model.most_nodes)
