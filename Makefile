@@ -34,7 +34,7 @@ check: setup
 test: setup
 	$(BIN)/python -m pytest --numprocesses 2 -m "not long"
 
-# What takes long for what shorter tests beside it do not show.
+# More of what shorter tests show, too: schedules, variants, whole runs of bench.
 long: setup
 	$(BIN)/python -m pytest --numprocesses 2 -m long
 

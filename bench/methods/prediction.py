@@ -47,13 +47,15 @@ def predictions(
     """
     clips: list[dict[str, Any]] = []
     rows = []
-    plain = {0: cost} if (cost := pooled_costs(sample.costs for sample in samples).get(0)) else {}
+    undrafted = {name for name, method in methods.items() if method.drafter is Drafter.NONE}
+    plain = [sample.costs for sample in samples if sample.method in undrafted]
+    plain_s = cost.pass_s if (cost := pooled_costs(plain).get(0)) else None
     for name, method in methods.items():
         own = _predictable(method, [sample for sample in samples if sample.method == name])
         recorded = agreements.get(name, {})
         found: list[dict[str, Any]] = [
             {"method": name, "clip": sample.clip, "measured": sample.tokens_per_s, "predicted": 1 / token_s}
-            for sample, token_s in zip(own, _predicted_seconds(method, own, recorded, max_window, plain), strict=True)
+            for sample, token_s in zip(own, _predicted_seconds(method, own, recorded, max_window, plain_s), strict=True)
         ]
         clips += found
         if found:
@@ -138,12 +140,15 @@ def _predicted_seconds(
     samples: Sequence[Sample],
     agreements: Mapping[str, Agreement],
     max_window: int,
-    plain: Mapping[int, WindowCost],
+    plain_s: float | None,
 ) -> list[float]:
-    """`plain`: passes without a window, of whichever method, for one that took none. Behind a draft that is always
-    ahead all windows are nearly the longest, and a line through those few would say anything of short ones."""
+    """`plain_s`: of a pass of plain decoding, for a method that took none. Behind a draft that is always ahead all
+    windows are nearly the longest, and a line through those few would say anything of short ones."""
     costs = pooled_costs(sample.costs for sample in samples)
-    table = rising({**plain, **costs})
+    known = dict(costs)
+    if plain_s is not None and costs:
+        known.setdefault(0, WindowCost(1, min(plain_s, *(cost.pass_s for cost in costs.values())), 0.0))
+    table = rising(known)
     predicted = []
     for sample in samples:
         own_pace = pace(sample.costs, costs)

@@ -66,8 +66,9 @@ class LineWriter:
         """Passes until nobody may write, or for `FLUSH_S`: then its cost is charged, and whoever is next goes on."""
         started = time.perf_counter()
         while self._gather():
-            sessions = self._next()
+            sessions: Sequence[DraftSession] = list(self._writing)
             try:
+                sessions = self._next()
                 self._pass(sessions)
             except Exception as error:  # nobody knows whose fault it is, and the other sessions write on
                 for session in sessions:
@@ -89,7 +90,7 @@ class LineWriter:
 
     @property
     def _take_turns(self) -> bool:
-        """As many sessions write as have their tokens sooner row by row than by passes that they share."""
+        """So few sessions write that they have their tokens sooner row by row than by passes that they share."""
         return 1 < len(self._writing) <= self._model.most_nodes
 
     def _gather(self) -> bool:
@@ -114,6 +115,8 @@ class LineWriter:
             while session.orders:
                 self._carry_out(session)
             line = session.line
+            if session.has_unsent:
+                self._send_in_time(session)  # others may have had their turns
             if not session.has_unsent:
                 session.chunk_started_s = time.perf_counter()
             if session.request.tree:

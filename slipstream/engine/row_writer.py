@@ -1,10 +1,11 @@
-"""Writes greedy lines of a small draft on a CPU, row by row, as the overhead of a pass is far more than its arithmetic.
-Rows round otherwise than passes do, so what is written may only be proposals."""
+"""Takes few tokens of a draft on a CPU through the model row by row, as the overhead of a pass is far more than their
+arithmetic. Rows round otherwise than passes do, so what is made of them may only be proposals."""
 
 import importlib.util
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol, cast
 
 import torch
@@ -22,19 +23,24 @@ AHEAD_S = 0.001
 """So long, and one token at least, a line is written without a look at what it is told meanwhile."""
 MOST_AHEAD = 16
 """Tokens of one call."""
-NUM_ANGLES = 64
-"""Positions whose rotations are made at a time: that takes as long for one as for all of them."""
+NUM_ANGLES, MOST_ANGLES = 64, 64
+"""Positions whose rotations are made at a time, which takes as long for one as for all of them; and how often such
+are kept."""
 
 
 class Row(Protocol):
     """One row through all layers, again and again."""
 
-    most_nodes: int
-    """See `Runner.most_nodes`."""
+    @property
+    def most_nodes(self) -> int:
+        """See `Runner.most_nodes`."""
 
     def begin(self, held: Sequence[LayerBuffers], past: Sequence[int]) -> bool:
         """Rows of a session follow: where its layers' keys and values lie, and how many there are. False: they cannot
         be read there."""
+
+    def end(self) -> None:
+        """They do not: nothing of the session is held any more."""
 
     def run(self, token: int, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         """The logits [vocab] behind one more token, until the next call. Its keys and values follow those that are
@@ -53,16 +59,18 @@ class RowWriter:
         layers: see `can_write_rows`.
         embeddings, head: weights, [vocab, hidden].
         num_axes: of positions.
+        keys_by_dim: keys lie [dim, token], which compiled code reads.
     """
 
-    def __init__(self, layers: FusedLayers, embeddings: Tensor, head: Tensor, num_axes: int) -> None:
+    def __init__(
+        self, layers: FusedLayers, embeddings: Tensor, head: Tensor, num_axes: int, *, keys_by_dim: bool
+    ) -> None:
         self._layers, self._num_axes, self._embeddings, self._head = layers, num_axes, embeddings, head
-        compiled = _compiled_row(layers, embeddings, head)
+        compiled = _compiled_row(layers, embeddings, head) if keys_by_dim else None
         self._rows: list[Row] = [compiled] if compiled is not None else []
         """The first that can read a session's keys and values writes."""
         self._rows.append(TorchRow(layers, embeddings, head))
-        self._first_angle = -1
-        self._angles: Sequence[tuple[Tensor, Tensor]] = ()
+        self._angles: dict[int, Sequence[tuple[Tensor, Tensor]]] = {}
 
     @property
     def most_nodes(self) -> int:
@@ -71,42 +79,45 @@ class RowWriter:
 
     def write(self, cache: KVCache, token: int, first_position: int, num_tokens: int, note: Note | None) -> list[int]:
         """See `Runner.write_ahead`."""
-        num_tokens = min(num_tokens, MOST_AHEAD)
-        row = self._begin(cache, [token], num_tokens)
         written: list[int] = []
         started = time.perf_counter()
-        for cos, sin in self._angles_of(first_position, num_tokens):
-            logits = row.run(token, cos, sin)
-            if note is not None:
-                note(logits[None])
-            largest, index = logits.max(0)
-            token = int(index) if math.isfinite(largest) else NO_TOKEN
-            written.append(token)
-            if token == NO_TOKEN or time.perf_counter() - started > AHEAD_S:
-                break
+        with self._row(cache, [token], num_tokens := min(num_tokens, MOST_AHEAD)) as row:
+            for position in range(first_position, first_position + num_tokens):
+                logits = row.run(token, *self._angles_of(position))
+                if note is not None:
+                    note(logits[None])
+                largest, index = logits.max(0)
+                token = int(index) if math.isfinite(largest) else NO_TOKEN
+                written.append(token)
+                if token == NO_TOKEN or time.perf_counter() - started > AHEAD_S:
+                    break
         cache.advance(len(written))
         return written
 
     def read_nodes(self, cache: KVCache, tree: TokenTree, first_position: int) -> Tensor:
         """See `Runner.read_nodes`."""
         token_ids, depths = tree.new_token_ids, tree.depths[tree.num_cached :]
-        row = self._begin(cache, token_ids, len(token_ids))
-        first = min(depths)
-        angles = self._angles_of(first_position + first, max(depths) - first + 1)
         logits, masks = self._embeddings.new_empty(len(token_ids), len(self._head)), self._masks(tree)
-        for number, (token, depth) in enumerate(zip(token_ids, depths, strict=True)):
-            logits[number] = row.run(token, *angles[depth - first], masks[number, : tree.num_cached + number + 1])
+        with self._row(cache, token_ids, len(token_ids)) as row:
+            for number, (token, depth) in enumerate(zip(token_ids, depths, strict=True)):
+                mask = masks[number, : tree.num_cached + number + 1]
+                logits[number] = row.run(token, *self._angles_of(first_position + depth), mask)
         cache.advance(len(token_ids))
         return logits
 
-    def _begin(self, cache: KVCache, token_ids: Sequence[int], num_rows: int) -> Row:
+    @contextmanager
+    def _row(self, cache: KVCache, token_ids: Sequence[int], num_rows: int) -> Iterator[Row]:
         """What takes in these tokens, and others up to so many rows, for which there is room then."""
         if not all(0 <= token < len(self._embeddings) for token in token_ids):  # a row looks nothing up with care
             raise IndexError(f"the model has {len(self._embeddings)} tokens, and not all of {list(token_ids)}")
         cache.reserve(cache.length + num_rows)
         held = [cache.opened(layer) for layer in range(cache.num_layers)]
         past = [cache.length - cache.num_missing(layer) for layer in range(cache.num_layers)]
-        return next(row for row in self._rows if row.begin(held, past))
+        row = next(row for row in self._rows if row.begin(held, past))
+        try:
+            yield row
+        finally:
+            row.end()
 
     def _masks(self, tree: TokenTree) -> Tensor:
         """What nodes that are new add to their scores of all nodes."""
@@ -115,18 +126,21 @@ class RowWriter:
         masks[rows, columns] = 0
         return masks
 
-    def _angles_of(self, first_position: int, num_tokens: int) -> Sequence[tuple[Tensor, Tensor]]:
-        """Cosines and sines by token, as a row takes them."""
-        if not self._first_angle <= first_position <= self._first_angle + len(self._angles) - num_tokens:
-            positions = torch.arange(first_position, first_position + max(NUM_ANGLES, num_tokens))[None]
-            like = self._embeddings[:1].expand(1, positions.shape[1], -1)
-            angles = self._layers.rotary(like, on_axes(positions, self._num_axes))
-            cos, sin = (each[0].unflatten(-1, (2, -1)) for each in angles)
-            signed = torch.stack((-sin[:, 0], sin[:, 1]), 1)
-            self._angles = [*zip(cos.contiguous(), signed, strict=True)]
-            self._first_angle = first_position
-        first = first_position - self._first_angle
-        return self._angles[first : first + num_tokens]
+    def _angles_of(self, position: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, as a row takes them."""
+        number, place = divmod(position, NUM_ANGLES)
+        if number not in self._angles:
+            if len(self._angles) == MOST_ANGLES:
+                del self._angles[next(iter(self._angles))]
+            self._angles[number] = self._make_angles(number * NUM_ANGLES)
+        return self._angles[number][place]
+
+    def _make_angles(self, first_position: int) -> Sequence[tuple[Tensor, Tensor]]:
+        positions = torch.arange(first_position, first_position + NUM_ANGLES)[None]
+        like = self._embeddings[:1].expand(1, NUM_ANGLES, -1)
+        angles = self._layers.rotary(like, on_axes(positions, self._num_axes))
+        cos, sin = (each[0].unflatten(-1, (2, -1)) for each in angles)
+        return [*zip(cos.contiguous(), torch.stack((-sin[:, 0], sin[:, 1]), 1), strict=True)]
 
 
 def _compiled_row(layers: FusedLayers, embeddings: Tensor, head: Tensor) -> Row | None:
@@ -176,6 +190,9 @@ class TorchRow:
     def begin(self, held: Sequence[LayerBuffers], past: Sequence[int]) -> bool:
         self._held, self._past = held, list(past)
         return True
+
+    def end(self) -> None:
+        self._held = ()
 
     def run(self, token: int, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         self._hidden.copy_(self._embeddings[token])

@@ -59,9 +59,7 @@ class Spread:
         return captioned
 
 
-@pytest_asyncio.fixture(
-    scope="module", loop_scope="session", params=["ordinary", pytest.param("static", marks=pytest.mark.long)]
-)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=STEPS)
 async def spread(request: pytest.FixtureRequest, world: World) -> AsyncIterator[Spread]:
     options = world.stack_options("--resume-wait-s", "60", restart=True)
     static = (*STATIC, "--prefix-cache-mb", "64") if request.param == "static" else ()

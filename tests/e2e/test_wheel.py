@@ -113,7 +113,6 @@ with slipstream.Captioner() as captioner:
 """
 
 
-@pytest.mark.long
 def test_it_captions_in_three_lines_of_python(installed: Path, clip: Path) -> None:
     done = run(installed / "python", "-c", THREE_LINES, clip)
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,6 @@
 """Tokens that are written row by row are those of passes, and whatever cannot be written so takes passes."""
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from slipstream.engine import DecodeState, VideoLM, load_model, row_writer
 from slipstream.engine.compiled import blocked_attention, decoder_row
 from slipstream.engine.compiled.code import Vectors, vectors_for
 from slipstream.engine.compiled.decoder_row import CompiledRow
-from slipstream.engine.row_writer import MOST_AHEAD, Row, TorchRow
+from slipstream.engine.row_writer import MOST_AHEAD, Row, RowWriter, TorchRow
 from slipstream.errors import LimitExceeded
 from slipstream.sampling.sampler import NO_TOKEN
 from slipstream.speculation.protocol import TokenTree
@@ -128,8 +129,12 @@ def test_nodes_of_any_tree_are_those_of_passes(model: VideoLM, data: st.DataObje
 def test_how_many_nodes_are_read_row_by_row(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
     state, heard = prefill(model), list[int]()
     monkeypatch.setattr(model, "on_pass", lambda num_states, seconds: heard.append(num_states))
-    most = model.runner.most_nodes
-    assert most == (8 if isinstance(model.runner._writer._rows[0], CompiledRow) else 1)  # type: ignore[attr-defined]
+    row = model.runner._writer._rows[0]  # type: ignore[attr-defined]
+    for num_threads, expected in ((2, 1), (1, 4)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda num_threads=num_threads: num_threads)
+        is_small = isinstance(row, CompiledRow) and row._is_cached
+        assert model.most_nodes == (8 if is_small else expected if isinstance(row, CompiledRow) else 1)
+    most = model.most_nodes
     many, few = (TokenTree((5,) * num, tuple(range(-1, num - 1))) for num in (most + 1, most))
     assert model.read_nodes(state, many) is None and not heard
     logits = model.read_nodes(state, few)
@@ -225,6 +230,45 @@ def test_logits_are_told_token_by_token(model: VideoLM) -> None:
         close(logits, model.step([(other, [token])])[0])
 
 
+def test_nothing_of_a_session_is_held_behind_its_rows(model: VideoLM) -> None:
+    state = prefill(model)
+    model.write_ahead([(state, 5)], 2)
+    left = weakref.ref(state.cache)
+    buffers = [weakref.ref(held.keys) for held in map(state.cache.opened, range(state.cache.num_layers))]
+    state.close()
+    del state
+    assert left() is None and not any(buffer() is not None for buffer in buffers)
+
+
+def test_sessions_in_turns_make_no_rotation_twice(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At places of which one has been before, and others in between."""
+    made: list[int] = []
+    make = RowWriter._make_angles
+
+    def spy(writer: RowWriter, first_position: int) -> Any:
+        made.append(first_position)
+        return make(writer, first_position)
+
+    monkeypatch.setattr(RowWriter, "_make_angles", spy)
+    monkeypatch.setattr(row_writer, "MOST_ANGLES", 3)
+    writer = model.runner._row_writer()  # type: ignore[attr-defined]
+    monkeypatch.setattr(writer, "_angles", {})
+    for _ in range(3):
+        for position in (70, 130, 71, 200):
+            writer._angles_of(position)
+    assert made == [64, 128, 192]
+    writer._angles_of(0)
+    assert made[3:] == [0] and list(writer._angles) == [2, 3, 0]
+
+
+def test_what_is_not_of_one_type_is_not_read_by_place(tmp_path: Path) -> None:
+    model = wide_llava(tmp_path / "model")
+    layers = model.runner.fused  # type: ignore[attr-defined]
+    layers.norms[1] = layers.norms[1].double()
+    head = model.runner.lm_head.weight
+    assert decoder_row.compiled_row(layers, model.runner.decoder.embed_tokens.weight, head) is None  # type: ignore[arg-type]
+
+
 def test_halves_are_what_is_read(model: VideoLM, request: pytest.FixtureRequest) -> None:
     """Weights that bfloat16 holds exactly, and no others: no number changes."""
     rows = model.runner._writer._rows  # type: ignore[attr-defined]
@@ -253,5 +297,6 @@ def test_a_large_model_and_keys_in_another_order_are_left_to_torch(
     large = load_model(path)
     monkeypatch.setattr(CompiledRow, "run", None)
     for model in (in_other_order, large):
+        assert model.most_nodes == 1
         written = model.write_ahead([(prefill(model), 5)], 3)
         assert written == [by_passes(expected, prefill(expected), 5, 3)]

@@ -20,6 +20,8 @@ from slipstream.engine.kv_cache import LayerBuffers
 
 MOST_WEIGHTS = 1 << 23
 """Of more, reading takes so long that nothing else counts, which several threads do faster."""
+CACHED_BYTES = 1 << 21
+"""So many stay in a core's cache from row to row."""
 
 _PRODUCTS = ("qkv", "output", "gate_up", "down")
 _HELD = ("keys", "keys_head", "keys_dim", "values", "values_head", "values_token")
@@ -239,7 +241,7 @@ def compiled_row(layers: FusedLayers, embeddings: Tensor, head: Tensor) -> "Comp
     if vectors is None or attention is None or sum(map(Tensor.numel, _products(layers, head))) > MOST_WEIGHTS:
         return None
     shape = _shape_of(layers, head)
-    if not shape.fits(vectors) or len(embeddings) < len(head):
+    if not shape.fits(vectors) or len(embeddings) < len(head) or not _are_alike(layers, embeddings, head):
         return None
     return CompiledRow(shape, _compile(shape, attention), layers, embeddings, head)
 
@@ -248,6 +250,12 @@ def _products(layers: FusedLayers, head: Tensor) -> Iterator[Tensor]:
     for layer in layers.layers:
         yield from (cast(Tensor, getattr(layer, name).weight) for name in _PRODUCTS)
     yield head
+
+
+def _are_alike(layers: FusedLayers, embeddings: Tensor, head: Tensor) -> bool:
+    """Whether all that the code reads is of one type."""
+    biases = [part.bias for layer in layers.layers for part in (layer.qkv, layer.gate_up) if part.bias is not None]
+    return {each.dtype for each in (*_products(layers, head), embeddings, *layers.norms, *biases)} == {head.dtype}
 
 
 def _shape_of(layers: FusedLayers, head: Tensor) -> RowShape:
@@ -274,8 +282,6 @@ class CompiledRow:
         embeddings, head: weights, [vocab, hidden].
     """
 
-    most_nodes = 8
-
     def __init__(self, shape: RowShape, code: RowCode, layers: FusedLayers, embeddings: Tensor, head: Tensor) -> None:
         self._shape, self._code = shape, code
         self._read: list[Tensor] = []
@@ -289,6 +295,17 @@ class CompiledRow:
         row |= {"embeddings": self._place(embeddings), "head": self._place(head, in_halves=shape.in_halves)}
         row |= {"last_norm": self._place(layers.norms[-1]), "layers": ctypes.addressof(self._layers)}
         self._row = _table([row.get(name, 0) for name in _ROW])
+        self._is_cached = sum(tensor.nbytes for tensor in self._read) <= CACHED_BYTES
+
+    @property
+    def most_nodes(self) -> int:
+        """Of larger models each row reads all weights again, and several threads share a pass."""
+        if self._is_cached:
+            return 8
+        return 4 if torch.get_num_threads() == 1 else 1
+
+    def end(self) -> None:
+        """Places are numbers, which hold nothing."""
 
     def begin(self, held: Sequence[LayerBuffers], past: Sequence[int]) -> bool:
         if not all(can_read(each.keys, each.values, self._code.attention.num_columns) for each in held):
