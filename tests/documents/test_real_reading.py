@@ -135,6 +135,7 @@ async def test_an_ocr_that_sees_less_says_less_or_worse(pool: ReaderPool) -> Non
     ],
     ids=["Georgian", "Hebrew", "syllabics"],
 )
+@pytest.mark.long
 async def test_a_scan_in_a_script_that_the_ocr_does_not_know_has_an_empty_draft(
     pool: ReaderPool, words: list[str]
 ) -> None:
@@ -143,6 +144,7 @@ async def test_a_scan_in_a_script_that_the_ocr_does_not_know_has_an_empty_draft(
     assert (draft.regions, draft.warnings) == ((), (UNSURE,))
 
 
+@pytest.mark.long
 async def test_a_white_page_and_one_of_scribbles_are_empty_or_nearly_so(pool: ReaderPool) -> None:
     white = await read(pool, image_bytes(Image.new("RGB", (400, 600), "white"), "PNG"))
     assert not white.regions and white.warnings == ("no text was found",)

@@ -121,6 +121,7 @@ async def test_a_large_video_that_is_decoded_elsewhere(channel: grpc.aio.Channel
 
 
 @pytest.mark.parametrize("method", ["parallelvlm", "specvlm", "sd_tree", "onsd", "std"])
+@pytest.mark.long
 async def test_other_methods(channel: grpc.aio.Channel, family: World, method: str) -> None:
     captioned = await drafted(channel, family, 1, method=method)
     assert captioned.summary.speculation.judged > 0

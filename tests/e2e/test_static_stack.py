@@ -51,6 +51,7 @@ async def static(world: World) -> AsyncIterator[Static]:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.long
 async def test_methods(static: Static, method: str) -> None:
     is_plain = method == "autoregressive"
     await until(

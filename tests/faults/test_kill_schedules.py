@@ -62,6 +62,7 @@ async def test_a_gateway_that_is_killed_loses_no_job(archive: HarmedArchive) -> 
     assert harmed.verdict.lost_jobs > 0
 
 
+@pytest.mark.long
 async def test_a_target_that_is_killed_loses_no_job(archive: HarmedArchive) -> None:
     harmed = await archive.drain(lambda injector: injector.kill("target"))
     assert harmed.verdict.reruns > 0

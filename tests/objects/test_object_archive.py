@@ -216,7 +216,7 @@ async def test_results_of_a_bucket_are_made_again_for_an_audit(
     assert (status, findings[0]["verdict"]) == (1, "failed") and "another one now" in findings[0]["reason"], findings
 
 
-@pytest.mark.parametrize("segments", [(), SEGMENTED], ids=["whole", "segments"])
+@pytest.mark.parametrize("segments", [(), pytest.param(SEGMENTED, marks=pytest.mark.long)], ids=["whole", "segments"])
 async def test_an_object_that_changes_while_it_is_read_is_captioned_as_it_is_now(
     archive: Stack, objects: ObjectServer, tmp_path: Path, segments: tuple[str, ...]
 ) -> None:
