@@ -37,6 +37,7 @@ GRACE_S = 3600.0
 """As long as the longest job, and more."""
 DAY = (0, 0, 0, 2, 0, 0, 5, 18, 30, 24, 12, 9, 40, 22, 16, 10, 7, 25, 14, 6, 3, 0, 0, 0)
 """Jobs handed in, hour by hour."""
+DAYS = 5
 HOURS_OF_A_LONG_JOB, EVERY_SO_OFTEN = 3, 5
 """Every fifth job takes three hours, the others one."""
 
@@ -141,10 +142,21 @@ async def num_done(queue: RedisQueue) -> int:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_day_of_work_scales_from_nothing_and_back_and_no_job_is_given_back(
-    server: EmbeddedServer, tmp_path: Path
-) -> None:
-    queue, address = RedisQueue(server.url, policy=QueuePolicy(lease_s=60)), f"unix:{tmp_path}/scaler.sock"
+async def test_a_day_of_work_scales_from_nothing_and_back_and_no_job_is_given_back(tmp_path: Path) -> None:
+    """Who takes which job is a race, so on some days nobody who is told to end has one."""
+    for number in range(DAYS):
+        async with EmbeddedServer(tmp_path / f"redis-{number}") as server:
+            queue = RedisQueue(server.url, policy=QueuePolicy(lease_s=60))
+            try:
+                replicas = await a_day_of_work(queue, f"unix:{tmp_path}/scaler-{number}.sock")
+            finally:
+                await queue.close()
+        if replicas.met:
+            return
+    raise AssertionError(f"scaling in met no job that ran on {DAYS} days")
+
+
+async def a_day_of_work(queue: RedisQueue, address: str) -> Replicas:
     replicas, handed_in, polls = Replicas(queue), 0, []
     await queue.open_batch(BatchSpec("batch"))
     async with scaler(queue, address), open_channel(address) as channel:
@@ -172,11 +184,10 @@ async def test_a_day_of_work_scales_from_nothing_and_back_and_no_job_is_given_ba
     assert len(jobs) == handed_in == sum(DAY)
     assert {(job.state, job.attempts, job.crashes) for job in jobs} == {(JobState.DONE, 0, 0)}
     assert [poll.replicas for poll in polls[:3]] == [0, 0, 0] and polls[-1].replicas == 0
-    assert replicas.most == MOST and replicas.met > 0, "scaling in met jobs that ran"
-    assert replicas.endings == {"done": handed_in}, "and gave none of them back"
+    assert replicas.most == MOST and replicas.endings == {"done": handed_in}, "and none was given back"
     assert keda.pushed[0] is keda.pushed[-1] is False and True in keda.pushed
     assert all(now != before for before, now in pairwise(keda.pushed)), "a push tells of a change"
-    await queue.close()
+    return replicas
 
 
 @pytest.mark.usefixtures("quick")
