@@ -149,14 +149,15 @@ async def test_a_starved_target_gives_the_ocr_up() -> None:
 
 
 async def test_who_has_a_page_to_read_is_not_starved() -> None:
+    """A starved one would wait for a quarter of its pages' two seconds, and they follow each other at once."""
     watch, draft, loop = OcrWatch(OcrGate()), asyncio.Event(), asyncio.get_running_loop()
     watch.on_asked(ocr=True)
     watch.on_shown(is_owed=True)
     for _ in range(2):
         watch.on_begun()
-        loop.call_soon(watch.on_ended, caption(0.001))
+        loop.call_soon(watch.on_ended, caption(2.0))
     loop.call_soon(watch.on_begun)  # before any timer
-    loop.call_later(0.05, draft.set)
+    loop.call_later(1.0, draft.set)
     async with watch.patience():
         await draft.wait()
     assert watch.wants_ocr
