@@ -47,6 +47,8 @@ class Kernel(Protocol):
 
     key_layout: Layout
     value_layout: Layout
+    compiles: bool
+    """It compiles code for this processor, so other code may be compiled as well."""
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
         """Attention of a segment that has a past.
@@ -71,6 +73,7 @@ class SdpaKernel:
 
     key_layout = Layout.HEAD_TOKEN_DIM
     value_layout = Layout.HEAD_TOKEN_DIM
+    compiles = False
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
         heads, num_rows, head_dim = query.shape
@@ -230,6 +233,7 @@ class FlashKernel:
 
     key_layout = Layout.TOKEN_HEAD_DIM
     value_layout = Layout.TOKEN_HEAD_DIM
+    compiles = False
 
     def __init__(self) -> None:
         from flash_attn import flash_attn_func  # type: ignore[import-not-found,unused-ignore]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from slipstream.engine.attention import attend_segments
 from slipstream.engine.forward import Decoder, Note, Runner
 from slipstream.engine.fused_layers import FusedLayers, can_fuse
-from slipstream.engine.kv_cache import KVCache, Layout
+from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.row_writer import RowWriter, can_write_rows
 from slipstream.engine.segments import Rows, pack
 from slipstream.speculation.protocol import TokenTree
@@ -66,8 +66,7 @@ class FusedRunner(Runner):
         if self._writer is None and can_write_rows(self.fused, self.decoder, self.lm_head):
             weights = (self.decoder.embed_tokens.weight, cast(Tensor, self.lm_head.weight))
             with torch.inference_mode():
-                by_dim = self.kernel.key_layout is Layout.HEAD_DIM_TOKEN
-                self._writer = RowWriter(self.fused, *weights, self._num_axes, keys_by_dim=by_dim)
+                self._writer = RowWriter(self.fused, *weights, self._num_axes, compiles=self.kernel.compiles)
         return self._writer
 
 

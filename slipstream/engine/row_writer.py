@@ -1,7 +1,6 @@
 """Takes few tokens of a draft on a CPU through the model row by row, as the overhead of a pass is far more than their
 arithmetic. Rows round otherwise than passes do, so what is made of them may only be proposals."""
 
-import importlib.util
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -59,14 +58,12 @@ class RowWriter:
         layers: see `can_write_rows`.
         embeddings, head: weights, [vocab, hidden].
         num_axes: of positions.
-        keys_by_dim: keys lie [dim, token], which compiled code reads.
+        compiles: the model's attention is compiled, for whose layout of keys and values a row is as well.
     """
 
-    def __init__(
-        self, layers: FusedLayers, embeddings: Tensor, head: Tensor, num_axes: int, *, keys_by_dim: bool
-    ) -> None:
+    def __init__(self, layers: FusedLayers, embeddings: Tensor, head: Tensor, num_axes: int, *, compiles: bool) -> None:
         self._layers, self._num_axes, self._embeddings, self._head = layers, num_axes, embeddings, head
-        compiled = _compiled_row(layers, embeddings, head) if keys_by_dim else None
+        compiled = _compiled_row(layers, embeddings, head) if compiles else None
         self._rows: list[Row] = [compiled] if compiled is not None else []
         """The first that can read a session's keys and values writes."""
         self._rows.append(TorchRow(layers, embeddings, head))
@@ -144,9 +141,7 @@ class RowWriter:
 
 
 def _compiled_row(layers: FusedLayers, embeddings: Tensor, head: Tensor) -> Row | None:
-    """None: the model is too large for it to matter, or nothing can be compiled for it here."""
-    if importlib.util.find_spec("llvmlite") is None:
-        return None
+    """None: the model is too large for it to matter, or its sizes are not for this processor."""
     from slipstream.engine.compiled.decoder_row import compiled_row
 
     return compiled_row(layers, embeddings, head)
@@ -163,7 +158,6 @@ class TorchRow:
         self._embeddings, self._head = embeddings, Product(head, None)
         num_queries, half = layers.layers[0].num_heads, shape.head_dim // 2
         num_kv = shape.num_rotated - num_queries
-
         self._held: Sequence[LayerBuffers] = ()
         self._past: list[int] = []
 

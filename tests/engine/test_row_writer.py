@@ -287,16 +287,29 @@ def test_processors_with_narrower_vectors_write_the_same(tmp_path: Path, monkeyp
     assert model.write_ahead([(prefill(model), 5)], 9) == [by_passes(model, prefill(model), 5, 9)]
 
 
-def test_a_large_model_and_keys_in_another_order_are_left_to_torch(
+def test_a_large_model_and_one_whose_attention_is_torchs_are_left_to_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nothing is compiled for them, as a system may forbid."""
     path = str(write_tiny_llava(tmp_path / "model", seed=3, hidden=128))
-    expected = load_model(path, attention="matmul")
-    in_other_order = load_model(path, attention="sdpa")
+    models = [load_model(path, attention="matmul"), load_model(path, attention="sdpa"), load_model(path)]
     monkeypatch.setattr(decoder_row, "MOST_WEIGHTS", 1000)
-    large = load_model(path)
-    monkeypatch.setattr(CompiledRow, "run", None)
-    for model in (in_other_order, large):
+    monkeypatch.setattr(decoder_row, "_compile", None)
+    for model in models:
         assert model.most_nodes == 1
         written = model.write_ahead([(prefill(model), 5)], 3)
-        assert written == [by_passes(expected, prefill(expected), 5, 3)]
+        assert written == [by_passes(models[0], prefill(models[0]), 5, 3)]
+
+
+def test_what_is_small_enough_is_compiled_for_compiled_attention_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, asked = str(write_tiny_llava(tmp_path / "model", seed=3, hidden=128)), list[str]()
+
+    def note(*_: object) -> None:
+        asked.append(name)
+
+    monkeypatch.setattr(decoder_row, "compiled_row", note)
+    for name in ("matmul", "sdpa", "compiled"):
+        assert load_model(path, attention=name).most_nodes == 1
+    assert asked == ["compiled"]

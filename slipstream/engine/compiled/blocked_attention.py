@@ -296,6 +296,8 @@ def _team() -> Callable[[int, Any, int, int], None] | None:
 class CompiledKernel(MatmulKernel):
     """Compiled code for fp32 and fp64 on a CPU; torch's products for what it is not made for."""
 
+    compiles = True
+
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
         num_threads = torch.get_num_threads()
         attention = attention_for(query.dtype, query.shape[-1])
