@@ -104,6 +104,8 @@ class PassFacts:
     pass_s: float
     num_drafted: int = 0
     draft_s: float = 0.0
+    num_sessions: int = 1
+    """Those that it ran, and those that waited for their turn meanwhile: whose time each of its rows took."""
 
 
 @dataclass(frozen=True)

@@ -282,7 +282,7 @@ class CaptionRun:
         window_len = len(self._window) + facts.num_drafted
         self._trace.passed(now, self._pass_started, window_len, judgement)
         if self._pipeline.committed:
-            self._pipeline.costs.target_pass_s.observe(window_len, round_s)
+            self._pipeline.costs.target_pass_s.observe(window_len, round_s, facts.num_sessions)
             self._stats.passed(window_len, facts.pass_s, round_s, held_s)
             if self._drafts_itself:
                 self._stats.self_drafted(facts)

@@ -24,7 +24,7 @@ from slipstream.families.adapter import Pixels
 from slipstream.families.preprocess import frames_at_once
 from slipstream.logs import get_logger, heard
 from slipstream.messages import Frames
-from slipstream.session_messages import SessionStart
+from slipstream.session_messages import PassFacts, SessionStart
 
 # -- work -------------------------------------------------------------------------------------------------------------
 
@@ -229,8 +229,8 @@ class Step:
     state: DecodeState
     window: Window
     on_logits: Callable[..., bool]
-    """Takes logits [n, vocab] and the seconds of the pass, and where it `takes_largest` the likeliest token of each
-    row, see `GreedyRows`. Returns whether the session will soon be back."""
+    """Takes logits [n, vocab] and what the pass was, and where it `takes_largest` the likeliest token of each row, see
+    `GreedyRows`. Returns whether the session will soon be back."""
     on_error: Callable[[Exception], None]
     takes_largest: bool = False
 
@@ -303,9 +303,8 @@ class StepBatcher:
             outcomes = self._step_each(self._model.step, batch, steps)
         ended = time.perf_counter()
         self._note_errors(outcomes)
-        returning = {
-            step.work for step, outcome in zip(steps, outcomes, strict=True) if _tell(step, outcome, ended - started)
-        }
+        facts = PassFacts(ended - started, num_sessions=len(steps) + len(self._waiting))
+        returning = {step.work for step, outcome in zip(steps, outcomes, strict=True) if _tell(step, outcome, facts)}
         del outcomes  # an error knows its traceback, which leads here, and from here to its session
         with self._changed:
             self._expected |= returning - {step.work for step in self._waiting}
@@ -364,13 +363,13 @@ def step_each(
     return [outcome for part in batch for outcome in step_each(run, [part])]
 
 
-def _tell(step: Step, outcome: Tensor | GreedyRows | Exception, pass_s: float) -> bool:
+def _tell(step: Step, outcome: Tensor | GreedyRows | Exception, facts: PassFacts) -> bool:
     if isinstance(outcome, Exception):
         step.on_error(outcome)
         return False
     logits, *largest = (outcome,) if isinstance(outcome, Tensor) else (outcome.logits, outcome.largest)
     try:
-        return step.on_logits(logits, pass_s, *(largest if step.takes_largest else ()))
+        return step.on_logits(logits, facts, *(largest if step.takes_largest else ()))
     except Exception as error:
         step.on_error(error)
         return False

@@ -18,8 +18,8 @@ Candidates = Callable[[Tensor, Sequence[int], int], tuple[list[int], list[float]
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
-    """A node that the model has not read yet."""
+class Place:
+    """Where a node is."""
 
     log: float
     """Natural logarithm of its chance, as of when the epoch began."""
@@ -38,7 +38,22 @@ class Branches:
         self._calibration = calibration
         self._read: list[int] = []
         self._reading: list[int] = []
-        self._unread = {tree.root: Unread(0.0, len(text))}
+        self._places = {tree.root: Place(0.0, len(text))}
+        self._unread = {tree.root}
+
+    @property
+    def has_chosen(self) -> bool:
+        """It is known what the next pass reads; nothing was read since, and the root did not move."""
+        return bool(self._reading)
+
+    @property
+    def chance(self) -> float:
+        """Of what was chosen, that the likeliest node becomes text."""
+        return max(math.exp(self._log(node)) for node in self._reading)
+
+    def _log(self, node: int) -> float:
+        """Of the chance that a node becomes text, as the root has."""
+        return self._places[node].log - self._places[self.tree.root].log
 
     def choose(self, pass_s: PassTime, ahead_s: float, max_rows: int, write_until: int) -> bool:
         """Decides by rule R what the next pass reads: at most `max_rows` nodes. False when nothing is left before
@@ -48,11 +63,11 @@ class Branches:
             pass_s: seconds of a pass by the nodes that it reads.
             ahead_s: of a token that is written on from the end of a chain; infinite where none can be.
         """
-        open_nodes = [(each.log, -node) for node, each in self._unread.items() if each.end < write_until]
-        if not open_nodes or not self.tree.room:
-            self._reading = []
-            return False
+        self._reading = []
+        open_nodes = [(self._log(node), -node) for node in self._unread if self._places[node].end < write_until]
         likeliest = heapq.nlargest(max_rows, open_nodes)
+        if not likeliest or not self.tree.room:
+            return False
         best = likeliest[0][0]
         chances = [math.exp(log - best) for log, _ in likeliest]
         num_rows = num_draft_rows(chances, pass_s, max_rows)
@@ -61,8 +76,8 @@ class Branches:
         following = self._next_of_chain()
         if (
             following is not None
-            and self._unread[following].end < write_until
-            and (math.exp(self._unread[following].log - best) >= rate * ahead_s)
+            and self._places[following].end < write_until
+            and math.exp(self._log(following) - best) >= rate * ahead_s
         ):
             self._reading = [following]
         return True
@@ -87,11 +102,13 @@ class Branches:
 
     def _hang(self, node: int, token_ids: Sequence[int], sure: Sequence[float]) -> int:
         """A node was read: what follows it, the first of which is the result."""
-        place = self._unread.pop(node)
+        self._unread.discard(node)
+        place = self._places[node]
         first = self.tree.add(node, token_ids, sure)
         for rank, each in enumerate(sure):
             log = place.log + math.log(self._calibration.chance(rank, each))
-            self._unread[first + rank] = Unread(log, place.end + 1)
+            self._places[first + rank] = Place(log, place.end + 1)
+            self._unread.add(first + rank)
         if node != self.tree.root:
             self._read.append(node)
         return first
@@ -116,7 +133,7 @@ class Branches:
         if others or self.tree.path(node)[:-1] != self._read or num_unread != int(node == root):
             return 0, 0
         token = self.text[-1] if node == root else self.tree.nodes[node].token_id
-        return token, min(write_until - self._unread[node].end, self.tree.room)
+        return token, min(write_until - self._places[node].end, self.tree.room)
 
     def go_on(self, token_ids: Sequence[int], candidates: Sequence[Ranked], vocab_size: int) -> None:
         """That was done: the tokens that follow, each of which was read but for the last, and what else was likely."""
@@ -136,7 +153,9 @@ class Branches:
         self.text += tokens
         rows = [row for row, node in enumerate(self._read) if node in lives]
         self._read = [node for node in self._read if node in self.tree.nodes]
-        self._unread = {node: each for node, each in self._unread.items() if node in self.tree.nodes or node == root}
+        self._places = {node: each for node, each in self._places.items() if node in self.tree.nodes or node == root}
+        self._unread &= self._places.keys()
+        self._reading = []
         return rows
 
     def rows_of(self, suffix: Sequence[int]) -> list[int]:

@@ -44,7 +44,7 @@ class HintDrafter(LocalDrafter):
         limits = TreeLimits(num_tokens, session.max_rows, as_chain=session.as_chain)
         if line:
             limits = replace(limits, line=tuple(line), line_survival=self._line.begin(line))
-        return strategy.propose(replace(limits, pass_s=session.costs) if self.counts_costs else limits)
+        return strategy.propose(replace(limits, pass_s=session.costs.price()) if self.counts_costs else limits)
 
 
 class HintsDrafter(HintDrafter):

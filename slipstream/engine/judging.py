@@ -160,8 +160,8 @@ class _Passes:
             )
             return
 
-        def on_logits(logits: torch.Tensor, pass_s: float) -> bool:
-            self._go_on_drafting(drafting, num_tokens, logits, draft_s + pass_s)
+        def on_logits(logits: torch.Tensor, facts: PassFacts) -> bool:
+            self._go_on_drafting(drafting, num_tokens, logits, draft_s + facts.pass_s)
             return True
 
         self.batcher.submit(Step(self.session.work, state, window, on_logits=on_logits, on_error=self._tell))
@@ -180,12 +180,13 @@ class _Passes:
         request: JudgeRequest,
         draft_s: float,
         logits: torch.Tensor,
-        pass_s: float,
+        facts: PassFacts,
         largest: Sequence[int] = (),
     ) -> bool:
-        self.costs.observe(len(request.window), pass_s)
+        self.costs.observe(len(request.window), facts.pass_s, facts.num_sessions)
         num_drafted = len(request.window) - self._num_given if self.request.self_draft else 0
-        judgement = _judgement(self.session, logits, request, PassFacts(pass_s, num_drafted, draft_s), largest)
+        facts = replace(facts, num_drafted=num_drafted, draft_s=draft_s)
+        judgement = _judgement(self.session, logits, request, facts, largest)
         judgement = replace(judgement, verdict=self._told(judgement.verdict, request))
         text_goes_on = judgement.verdict.finish_reason is None
         if text_goes_on and self._num_left > 0:

@@ -85,8 +85,9 @@ class LineWriter:
         sessions = list(self._writing)
         if not self._take_turns:
             return sessions
-        self._writing[sessions[0]] = self._writing.pop(sessions[0])
-        return sessions[:1]
+        session = max(sessions, key=_chance)  # of equals the one that has waited longest
+        self._writing[session] = self._writing.pop(session)
+        return [session]
 
     @property
     def _take_turns(self) -> bool:
@@ -132,6 +133,8 @@ class LineWriter:
         """Whether a chain or a dynamic tree has room; of what branches it is then known what the next pass reads."""
         if session.branches is not None:
             assert session.grows is not None, "what branches knows how"
+            if session.branches.has_chosen:
+                return True
             num_sharing = 1 if self._take_turns else max(len(self._writing), 1)
             pass_s = partial(self._share_s, num_sharing)
             is_ahead = session.sampler.takes_largest and num_sharing <= self._most_ahead
@@ -378,6 +381,11 @@ class LineWriter:
         self._thread.note(error)
         self._writing.pop(session, None)
         self._loop.call_soon_threadsafe(session.chunks.put_nowait, error)
+
+
+def _chance(session: DraftSession) -> float:
+    """That what a session reads next becomes text, where it knows."""
+    return session.branches.chance if session.branches is not None else 1.0
 
 
 def _piece(unseen: Window) -> tuple[Window, bool]:

@@ -265,6 +265,7 @@ def _verdict_message(judgement: Judgement) -> target_pb2.Verdict:
         drafted=verdict.drafted,
         num_drafted=facts.num_drafted,
         draft_s=facts.draft_s,
+        num_sessions=facts.num_sessions,
     )
 
 
@@ -281,7 +282,7 @@ def _read_judgement(message: target_pb2.Verdict) -> Judgement:
         tuple(message.path),
         tuple(message.drafted),
     )
-    facts = PassFacts(message.pass_s, message.num_drafted, message.draft_s)
+    facts = PassFacts(message.pass_s, message.num_drafted, message.draft_s, max(message.num_sessions, 1))
     return Judgement(verdict, tuple(message.pieces), facts)
 
 

@@ -5,7 +5,7 @@ most `cap` of them. All costs are measured while running.
 """
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol, Self
 
 from slipstream.errors import InvalidRequest
@@ -51,22 +51,44 @@ class PassMean(DecayedMean):
         super().observe(_without_stall(sample, self.value, self.weight))
 
 
+@dataclass(frozen=True)
+class PassLine:
+    """Seconds of a target pass by the length of its window, as measurements say now."""
+
+    plain_s: float
+    mean_k: float
+    mean_s: float
+    slope: float
+    least_s: float
+
+    def __call__(self, window_len: int) -> float:
+        if window_len == 0:
+            return self.plain_s
+        return max(self.mean_s + self.slope * (window_len - self.mean_k), self.least_s)
+
+
 @dataclass
 class WindowCosts:
     """Seconds of a target pass as a function of the window length k: T_p(0), and a + b k for k >= 1.
 
     A single row takes another kernel than several, so k = 0 is kept apart; from k = 1 on the measured cost is close to
     a straight line (flat on a GPU, rising on a CPU). b is a ridge regression around PRIOR_SLOPE.
+
+    Under company a row takes the time of every session that shares the pass or waits for it. `price` is what a window
+    costs all of them; paced by it, windows shrink as a target fills.
     """
 
     plain: DecayedMean = field(default_factory=lambda: PassMean(0.05))
+    company: DecayedMean = field(default_factory=lambda: DecayedMean(1.0))
+    """Sessions that a pass keeps the target busy for, this one among them."""
     _weight: float = 0.0
     _k: float = 0.0
     _t: float = 0.0
     _kk: float = 0.0
     _kt: float = 0.0
 
-    def observe(self, window_len: int, seconds: float) -> None:
+    def observe(self, window_len: int, seconds: float, num_sessions: int = 1) -> None:
+        self.company.observe(num_sessions)
         if window_len == 0:
             self.plain.observe(seconds)
             return
@@ -77,15 +99,26 @@ class WindowCosts:
         self._kt = self._kt * DECAY + window_len * seconds
 
     def __call__(self, window_len: int) -> float:
+        return self.line()(window_len)
+
+    def line(self) -> PassLine:
+        """Seconds of a pass over a window of this session, whatever the others bring."""
         mean_k, mean_t = (self._k / self._weight, self._t / self._weight) if self._weight else (0.0, self.plain.value)
         # A line that never died has run no plain pass; then the windows say what one would take.
         plain_s = self.plain.value if self.plain.weight else mean_t / (1 + PRIOR_SLOPE * mean_k)
-        if window_len == 0:
-            return plain_s
         covariance = self._kt - self._weight * mean_k * mean_t
         variance = self._kk - self._weight * mean_k**2
         slope = (covariance + PRIOR_SLOPE_WEIGHT * PRIOR_SLOPE * plain_s) / (variance + PRIOR_SLOPE_WEIGHT)
-        return max(mean_t + max(slope, 0.0) * (window_len - mean_k), 0.2 * min(plain_s, mean_t))
+        return PassLine(plain_s, mean_k, mean_t, max(slope, 0.0), 0.2 * min(plain_s, mean_t))
+
+    def price(self) -> PassLine:
+        """Seconds of a pass to which all that share it bring such a window: to T_p(k), each of the others adds
+        b (k - mean k); but all rows together cost no more than a pass takes. A session alone pays T_p(k)."""
+        own = self.line()
+        most_slope = (own.mean_s - own.least_s) / max(own.mean_k, 1.0)
+        slope = max(min(own.slope * self.company.value, most_slope), own.slope)
+        plain_s = max(own.plain_s - (slope - own.slope) * own.mean_k, own.least_s)
+        return replace(own, plain_s=plain_s, slope=slope)
 
 
 @dataclass
@@ -228,24 +261,25 @@ class SelfClocked:
         steady_window, rest_of_cycle_s = self.steady_window(moment.max_window, costs)
         if moment.num_pending >= steady_window:
             return WindowPlan(hold=steady_window, cap=steady_window)
-        tau, draft_pass_s = costs.tau, costs.draft_pass_s.value
+        tau, draft_pass_s, pass_s = costs.tau, costs.draft_pass_s.value, costs.target_pass_s.price()
 
         def cycle_s(hold: int) -> float:
             wait_s = (hold - moment.num_pending) * draft_pass_s
             if moment.fresh and moment.num_pending == 0 and hold > 0:
                 wait_s += costs.restart_s.value
-            return wait_s + costs.target_pass_s(hold) + tau ** (hold + 1) * rest_of_cycle_s
+            return wait_s + pass_s(hold) + tau ** (hold + 1) * rest_of_cycle_s
 
         hold = min(range(moment.num_pending, steady_window + 1), key=cycle_s)
         return WindowPlan(hold=hold, cap=steady_window)
 
     @staticmethod
-    def steady_window(max_window: int, costs: CostModel) -> tuple[int, float]:
-        """The best window of a living line, and the expected seconds that it still lives (V)."""
-        tau, draft_pass_s = costs.tau, costs.draft_pass_s.value
+    def steady_window(max_window: int, costs: CostModel, pass_s: PassLine | None = None) -> tuple[int, float]:
+        """The best window of a living line, and the expected seconds that it still lives (V). `pass_s`: what passes
+        count as; their price, unless another is given."""
+        tau, draft_pass_s, pass_s = costs.tau, costs.draft_pass_s.value, pass_s or costs.target_pass_s.price()
 
         def rest_s(window_len: int) -> float:
-            round_s = max(costs.target_pass_s(window_len), (window_len + 1) * draft_pass_s)
+            round_s = max(pass_s(window_len), (window_len + 1) * draft_pass_s)
             return round_s / (1 - tau ** (window_len + 1))
 
         best = min(range(1, max_window + 1), key=rest_s)
@@ -255,12 +289,12 @@ class SelfClocked:
 def foreseen_speedup(max_window: int, costs: CostModel) -> float:
     """Tokens a second with a draft over those of plain decoding, as measured costs say beforehand: `SelfClocked`'s
     shortest cycle and the 1 / (1 - tau) tokens that it yields, beside plain passes asked for at once."""
-    tau, plan = costs.tau, SelfClocked()
-    window, rest_of_cycle_s = plan.steady_window(max_window, costs)
+    tau, pass_s = costs.tau, costs.target_pass_s.line()
+    window, rest_of_cycle_s = SelfClocked.steady_window(max_window, costs, pass_s)
 
     def cycle_s(hold: int) -> float:
         wait_s = hold * costs.draft_pass_s.value + costs.restart_s.value * (hold > 0)
-        return wait_s + costs.target_pass_s(hold) + tau ** (hold + 1) * rest_of_cycle_s
+        return wait_s + pass_s(hold) + tau ** (hold + 1) * rest_of_cycle_s
 
     seconds_a_token = (1 - tau) * min(map(cycle_s, range(window + 1)))
     return costs.plain_token_s.value / seconds_a_token

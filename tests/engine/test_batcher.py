@@ -17,6 +17,7 @@ from slipstream.engine.batcher import FRAMES_PER_BLOCK, Step, StepBatcher, encod
 from slipstream.engine.segments import GreedyRows, Window
 from slipstream.engine.thread import Lane
 from slipstream.errors import LimitExceeded, SessionGone
+from slipstream.session_messages import PassFacts
 from slipstream.speculation.protocol import ROOT, TokenTree
 from tests.engine.conftest import Pair, random_frames
 
@@ -51,12 +52,15 @@ class Session:
     state: DecodeState
     work: Any = field(default_factory=Work)
     heard: list[torch.Tensor | Exception] = field(default_factory=list)
+    company: list[int] = field(default_factory=list)
+    """Sessions that each of its passes was told to have kept the model busy for."""
     on_logits: Callable[[], bool] = lambda: False
 
     def step(self, *token_ids: int) -> Step:
-        def hear(logits: torch.Tensor, pass_s: float) -> bool:
-            assert pass_s > 0
+        def hear(logits: torch.Tensor, facts: PassFacts) -> bool:
+            assert facts.pass_s > 0
             self.heard.append(logits)
+            self.company.append(facts.num_sessions)
             return self.on_logits()
 
         return Step(self.work, self.state, token_ids, hear, self.heard.append)
@@ -103,6 +107,7 @@ def test_more_than_fit_come_next_in_order(pair: Pair, sessions: list[Session]) -
     batcher.submit(sessions[0].step(6))
     thread.run_one()
     assert [len(session.heard) for session in sessions] == [2, 1, 1]
+    assert [session.company for session in sessions] == [[3, 2], [3], [2]], "those that waited count, too"
 
 
 def test_a_session_that_cannot_go_on_harms_no_other(pair: Pair, sessions: list[Session]) -> None:

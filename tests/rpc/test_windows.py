@@ -66,7 +66,10 @@ def test_self_drafted_windows(num_passes: int, self_draft: int) -> None:
         assert read_judge(over_the_wire(message).judge) == JudgeRequest(window, num_passes, self_draft=self_draft)
 
 
-@given(verdicts(), st.lists(text, max_size=5), st.builds(PassFacts, st.floats(0, 100), uint32, st.floats(0, 100)))
+FACTS = st.builds(PassFacts, st.floats(0, 100), uint32, st.floats(0, 100), st.integers(1, 64))
+
+
+@given(verdicts(), st.lists(text, max_size=5), FACTS)
 def test_verdicts(verdict: Verdict, pieces: list[str], facts: PassFacts) -> None:
     judgement = Judgement(verdict, tuple(pieces), facts)
     message = over_the_wire(target_event(judgement))

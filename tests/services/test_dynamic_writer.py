@@ -201,6 +201,29 @@ async def test_sessions_that_branch_together_do_so_as_if_alone(model: VideoLM) -
             await check_candidates(engine, other, heard, [], 1)
 
 
+async def test_of_sessions_in_turns_the_one_that_knows_the_likeliest_node_writes(
+    model: VideoLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chain, which does not know, waits no longer than those before it."""
+    chosen: list[tuple[float, float]] = []
+    run_pass = LineWriter._pass
+
+    def spy(writer: LineWriter, sessions: list[DraftSession]) -> None:
+        known = [session.branches.chance for session in writer._writing if session.branches is not None]
+        if len(sessions) == 1 and len(known) > 1 and sessions[0].branches is not None:
+            chosen.append((sessions[0].branches.chance, max(known)))
+        run_pass(writer, sessions)
+
+    monkeypatch.setattr(LineWriter, "_pass", spy)
+    async with running(model) as engine:
+        chain = await started(engine, some_frames())
+        sessions = [await started(engine, some_frames(2 + seed, seed), **BRANCHES) for seed in range(2)]
+        writing = asyncio.gather(*(Heard().listen(engine, session, 40, 1) for session in sessions))
+        assert await line(engine, chain, NUM_TOKENS)
+        await writing
+    assert bool(chosen) == (model.most_nodes >= 2) and all(chance == best for chance, best in chosen)
+
+
 def grown(chances: list[list[float]]) -> Branches:
     """Behind a root, and then behind the first candidate of each place, candidates with these chances."""
     branches = Branches(WrittenTree(1, Growth(3, 4)), [7], 3, Calibration())

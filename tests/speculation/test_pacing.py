@@ -74,6 +74,34 @@ def test_a_dear_restart_is_not_waited_for() -> None:
     assert _hold(measured_costs(9, 0.8, restart_s=3.0)) == 0
 
 
+@pytest.mark.parametrize("num_sessions", [1, 2, 8])
+def test_rows_are_priced_at_the_time_of_all_that_share_a_pass(num_sessions: int) -> None:
+    """Of a window whose length is the mean, that is what the pass takes."""
+    costs = measured_costs(25, 0.9, slope=0.01, num_sessions=num_sessions).target_pass_s
+    price, line = costs.price(), costs.line()
+    assert line.slope == pytest.approx(0.01, rel=0.1) and line.mean_k == pytest.approx(8.5, rel=0.1)
+    for window_len in range(1, 16):
+        others_s = (num_sessions - 1) * line.slope * (window_len - line.mean_k)
+        assert price(window_len) == pytest.approx(line(window_len) + others_s, rel=1e-3)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.floats(0.0, 1.0), st.floats(0.0, 0.5), st.integers(2, 16))
+def test_company_never_makes_windows_longer(tau: float, slope: float, company: int) -> None:
+    """Where it is the target's time that counts."""
+    alone, shared = (measured_costs(1e6, tau, slope=slope, num_sessions=count) for count in (1, company))
+    assert SelfClocked.steady_window(16, shared)[0] <= SelfClocked.steady_window(16, alone)[0]
+    assert all(shared.target_pass_s.price()(window_len) > 0 for window_len in range(17))
+
+
+def test_windows_shrink_where_rows_take_the_time_of_others() -> None:
+    alone, shared, flat = (
+        SelfClocked.steady_window(16, measured_costs(25, 0.9, slope=slope, num_sessions=count))[0]
+        for slope, count in ((0.05, 1), (0.05, 8), (0.0, 8))
+    )
+    assert shared < alone / 2 and flat == 16
+
+
 def test_rows_that_cost_more_than_they_return_are_not_judged() -> None:
     flat = SelfClocked().plan(Moment(16, False, 16), measured_costs(25, 0.7))
     steep = SelfClocked().plan(Moment(16, False, 16), measured_costs(25, 0.7, slope=0.2))

@@ -45,12 +45,15 @@ def toy_target(vocab_size: int, salt: int) -> NextToken:
     return next_token
 
 
-def measured_costs(speed_ratio: float, tau: float, *, slope: float = 0.0, restart_s: float = 0.0) -> CostModel:
-    """A cost model that has measured T_p(0) = 1, T_p(k) = 1 + slope k, T_q = 1 / speed_ratio and tau."""
+def measured_costs(
+    speed_ratio: float, tau: float, *, slope: float = 0.0, restart_s: float = 0.0, num_sessions: int = 1
+) -> CostModel:
+    """A cost model that has measured T_p(0) = 1, T_p(k) = 1 + slope k, T_q = 1 / speed_ratio and tau, always in the
+    company of as many sessions."""
     window_costs = WindowCosts(plain=DecayedMean(1.0, 1.0))
     for _ in range(200):
         for window_len in (1, 16):
-            window_costs.observe(window_len, 1.0 + slope * window_len)
+            window_costs.observe(window_len, 1.0 + slope * window_len, num_sessions)
     costs = CostModel(window_costs, DecayedMean(1 / speed_ratio, 1.0), DecayedMean(restart_s, 1.0))
     costs._accepted, costs._judged = tau, 1.0
     return costs

@@ -69,12 +69,12 @@ class Confident(SelfClocked):
         if num_pending >= steady_window:
             return WindowPlan(0, cap)
         survives = survival(chances)
-        tau, draft_pass_s = costs.tau, costs.draft_pass_s.value
+        tau, draft_pass_s, pass_s = costs.tau, costs.draft_pass_s.value, costs.target_pass_s.price()
 
         def cycle_s(hold: int) -> float:
             alive = survives[hold + 1] if hold < num_pending else survives[-1] * tau ** (hold + 1 - num_pending)
             wait_s = (hold - num_pending) * draft_pass_s
-            return wait_s + costs.target_pass_s(hold) + alive * rest_of_cycle_s
+            return wait_s + pass_s(hold) + alive * rest_of_cycle_s
 
         hold = min(range(num_pending, steady_window + 1), key=cycle_s)
         return WindowPlan(hold, cap)

@@ -224,7 +224,7 @@ class DynamicLine(DraftLines):
         main = list(islice(self._main_path(), window_len))
         if not self._is_confident:
             return main
-        pass_s, token_s = self._costs.target_pass_s, self._costs.token_s
+        pass_s, token_s = self._costs.target_pass_s.price(), self._costs.token_s
         if self._growth.whole_windows:
             return paying_rows(best_first(self._below(self._root, 1.0), self._below), pass_s, token_s, self._max_window)
         survives = survival([self._nodes[node].chance for node in main])
