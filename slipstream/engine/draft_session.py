@@ -172,6 +172,11 @@ class DraftSession:
         return len(self.line.output) - self.num_sent
 
     @property
+    def chance(self) -> float:
+        """That what is read next becomes text; 1 where that is not known."""
+        return self.branches.chance if self.branches is not None else 1.0
+
+    @property
     def has_unsent(self) -> bool:
         """There is something to send."""
         return self.written.has_unsent if self.written is not None else self.num_unsent > 0

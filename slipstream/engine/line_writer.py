@@ -85,7 +85,7 @@ class LineWriter:
         sessions = list(self._writing)
         if not self._take_turns:
             return sessions
-        session = max(sessions, key=_chance)  # of equals the one that has waited longest
+        session = max(sessions, key=lambda session: session.chance)  # of equals the one that has waited longest
         self._writing[session] = self._writing.pop(session)
         return [session]
 
@@ -381,11 +381,6 @@ class LineWriter:
         self._thread.note(error)
         self._writing.pop(session, None)
         self._loop.call_soon_threadsafe(session.chunks.put_nowait, error)
-
-
-def _chance(session: DraftSession) -> float:
-    """That what a session reads next becomes text, where it knows."""
-    return session.branches.chance if session.branches is not None else 1.0
 
 
 def _piece(unseen: Window) -> tuple[Window, bool]:
