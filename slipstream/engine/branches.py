@@ -19,7 +19,7 @@ Candidates = Callable[[Tensor, Sequence[int], int], tuple[list[int], list[float]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a node is."""
+    """How likely a node is, and where its children stand."""
 
     log: float
     """Natural logarithm of its chance, as of when the epoch began."""
@@ -52,7 +52,7 @@ class Branches:
         return max(math.exp(self._log(node)) for node in self._reading)
 
     def _log(self, node: int) -> float:
-        """Of the chance that a node becomes text, as the root has."""
+        """Natural logarithm of the chance that a node becomes text, as things are."""
         return self._places[node].log - self._places[self.tree.root].log
 
     def choose(self, pass_s: PassTime, ahead_s: float, max_rows: int, write_until: int) -> bool:

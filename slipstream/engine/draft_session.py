@@ -11,6 +11,7 @@ from torch import Tensor
 from slipstream.budget import Reservation
 from slipstream.engine.batcher import SessionWork
 from slipstream.engine.branches import Branches
+from slipstream.engine.segments import Window
 from slipstream.engine.video_lm import PromptPlan
 from slipstream.engine.written_tree import WrittenTree
 from slipstream.errors import InvalidRequest
@@ -170,6 +171,17 @@ class DraftSession:
         if self.branches is not None:
             return self.branches.tree.main_length
         return len(self.line.output) - self.num_sent
+
+    @property
+    def unseen(self) -> Window:
+        """What the model has not taken in of the line, or of its tree; nothing where the prompt's own logits come
+        next."""
+        num_known = self.work.state.num_tokens - self.work.state.num_prompt_tokens
+        if self.branches is not None:
+            return self.branches.window(num_known)
+        if self.growth is not None and self.growth.fed is not None:
+            return self.growth.fed
+        return self.line.output[num_known:]
 
     @property
     def chance(self) -> float:

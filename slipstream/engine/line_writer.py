@@ -21,7 +21,7 @@ from slipstream.engine.written_tree import Ranked, RankedAhead, WrittenTree
 from slipstream.errors import ProtocolViolation
 from slipstream.sampling.params import Proposal
 from slipstream.session_messages import DraftTokens
-from slipstream.speculation.pacing import PassMean, WindowCosts
+from slipstream.speculation.pacing import PassLine, PassMean, WindowCosts
 from slipstream.speculation.protocol import MoveLine, RestartLine, TokenTree, num_common
 
 FLUSH_S = 0.005
@@ -81,13 +81,14 @@ class LineWriter:
                 return
 
     def _next(self) -> Sequence[DraftSession]:
-        """All that write, for a pass, or whose turn it is."""
+        """All that write, for a pass, or whose turn it is: that of a tree goes to the one with the likeliest node."""
         sessions = list(self._writing)
         if not self._take_turns:
             return sessions
-        session = max(sessions, key=lambda session: session.chance)  # of equals the one that has waited longest
-        self._writing[session] = self._writing.pop(session)
-        return [session]
+        first = sessions[0]
+        self._writing[first] = self._writing.pop(first)
+        trees = [session for session in sessions if session.branches is not None]
+        return [first if first.branches is None else max(trees, key=lambda session: session.chance)]
 
     @property
     def _take_turns(self) -> bool:
@@ -136,17 +137,12 @@ class LineWriter:
             if session.branches.has_chosen:
                 return True
             num_sharing = 1 if self._take_turns else max(len(self._writing), 1)
-            pass_s = partial(self._share_s, num_sharing)
+            pass_s = partial(_share_s, self._row_costs.line(), num_sharing)
             is_ahead = session.sampler.takes_largest and num_sharing <= self._most_ahead
             ahead_s = min(self._ahead_s.value / num_sharing, pass_s(1)) if is_ahead else math.inf
             return session.branches.choose(pass_s, ahead_s, session.grows.rows, write_until)
         has_room = session.written is None or session.written.room > 0
         return len(session.line.output) < write_until and has_room
-
-    def _share_s(self, num_sharing: int, num_rows: int) -> float:
-        """A session's share of a pass in which it has so many rows: each further row is paid in full."""
-        one_s = self._row_costs(0)
-        return one_s / num_sharing + (self._row_costs(num_rows - 1) - one_s)
 
     def _carry_out(self, session: DraftSession) -> None:
         order, line = session.orders.popleft(), session.line
@@ -273,7 +269,7 @@ class LineWriter:
     def _step(self, sessions: Sequence[DraftSession]) -> None:
         """The next token of every session; the first of a caption comes from the prefill's logits. Who joins a long
         text takes it in piece by piece before: the logits of one pass over all of it would take a gigabyte."""
-        batch = [(session, session.work.state, *_piece(_unseen(session))) for session in sessions]
+        batch = [(session, session.work.state, *_piece(session.unseen)) for session in sessions]
         stepping = [(state, window) for _, state, window, _ in batch if window]
         started = time.perf_counter()
         outcomes = iter(self._outcomes(stepping))
@@ -383,18 +379,14 @@ class LineWriter:
         self._loop.call_soon_threadsafe(session.chunks.put_nowait, error)
 
 
+def _share_s(pass_s: PassLine, num_sharing: int, num_rows: int) -> float:
+    """A session's share of a pass in which it has so many rows: each further row is paid in full."""
+    one_s = pass_s(0)
+    return one_s / num_sharing + (pass_s(num_rows - 1) - one_s)
+
+
 def _piece(unseen: Window) -> tuple[Window, bool]:
     """What one pass takes in of it, and whether that is all."""
     if isinstance(unseen, TokenTree) or len(unseen) <= CATCH_UP:
         return unseen, True
     return unseen[:CATCH_UP], False
-
-
-def _unseen(session: DraftSession) -> Window:
-    """What the model has not taken in of the line, or of its tree; nothing where the prompt's own logits come next."""
-    state = session.work.state
-    if session.branches is not None:
-        return session.branches.window(state.num_tokens - state.num_prompt_tokens)
-    if session.growth is not None and session.growth.fed is not None:
-        return session.growth.fed
-    return session.line.output[state.num_tokens - state.num_prompt_tokens :]

@@ -56,10 +56,13 @@ class PassLine:
     """Seconds of a target pass by the length of its window, as measurements say now."""
 
     plain_s: float
+    """Without a window."""
     mean_k: float
     mean_s: float
+    """A point of the line: the mean window that was measured, and the mean seconds."""
     slope: float
     least_s: float
+    """No window takes less."""
 
     def __call__(self, window_len: int) -> float:
         if window_len == 0:
@@ -256,12 +259,12 @@ class SelfClocked:
     writes_ahead: ClassVar[bool] = True
 
     def plan(self, moment: Moment, costs: CostModel) -> WindowPlan:
+        tau, draft_pass_s, pass_s = costs.tau, costs.draft_pass_s.value, costs.target_pass_s.price()
+        steady_window, rest_of_cycle_s = self.steady_window(moment.max_window, costs, pass_s)
         if moment.num_pending >= moment.max_window:
-            return WindowPlan(hold=moment.num_pending, cap=self.steady_window(moment.max_window, costs)[0])
-        steady_window, rest_of_cycle_s = self.steady_window(moment.max_window, costs)
+            return WindowPlan(hold=moment.num_pending, cap=steady_window)
         if moment.num_pending >= steady_window:
             return WindowPlan(hold=steady_window, cap=steady_window)
-        tau, draft_pass_s, pass_s = costs.tau, costs.draft_pass_s.value, costs.target_pass_s.price()
 
         def cycle_s(hold: int) -> float:
             wait_s = (hold - moment.num_pending) * draft_pass_s
@@ -273,10 +276,10 @@ class SelfClocked:
         return WindowPlan(hold=hold, cap=steady_window)
 
     @staticmethod
-    def steady_window(max_window: int, costs: CostModel, pass_s: PassLine | None = None) -> tuple[int, float]:
+    def steady_window(max_window: int, costs: CostModel, pass_s: PassLine) -> tuple[int, float]:
         """The best window of a living line, and the expected seconds that it still lives (V). `pass_s`: what passes
-        count as; their price, unless another is given."""
-        tau, draft_pass_s, pass_s = costs.tau, costs.draft_pass_s.value, pass_s or costs.target_pass_s.price()
+        count as, their price or their own seconds."""
+        tau, draft_pass_s = costs.tau, costs.draft_pass_s.value
 
         def rest_s(window_len: int) -> float:
             round_s = max(pass_s(window_len), (window_len + 1) * draft_pass_s)

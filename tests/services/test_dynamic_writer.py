@@ -204,14 +204,16 @@ async def test_sessions_that_branch_together_do_so_as_if_alone(model: VideoLM) -
 async def test_of_sessions_in_turns_the_one_that_knows_the_likeliest_node_writes(
     model: VideoLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chain, which does not know, waits no longer than those before it."""
-    chosen: list[tuple[float, float]] = []
+    """A chain, which does not know, has its own turns all the same."""
+    chosen, turns = list[tuple[float, float]](), list[bool]()
     run_pass = LineWriter._pass
 
     def spy(writer: LineWriter, sessions: list[DraftSession]) -> None:
         known = [session.branches.chance for session in writer._writing if session.branches is not None]
         if len(sessions) == 1 and len(known) > 1 and sessions[0].branches is not None:
             chosen.append((sessions[0].branches.chance, max(known)))
+        if len(sessions) == 1 and len(writer._writing) == 3:
+            turns.append(sessions[0].branches is None)
         run_pass(writer, sessions)
 
     monkeypatch.setattr(LineWriter, "_pass", spy)
@@ -222,6 +224,8 @@ async def test_of_sessions_in_turns_the_one_that_knows_the_likeliest_node_writes
         assert await line(engine, chain, NUM_TOKENS)
         await writing
     assert bool(chosen) == (model.most_nodes >= 2) and all(chance == best for chance, best in chosen)
+    assert bool(turns) == (model.most_nodes >= 3)
+    assert all(sum(turns[first : first + 3]) == 1 for first in range(len(turns) - 2)), "one of three"
 
 
 def grown(chances: list[list[float]]) -> Branches:

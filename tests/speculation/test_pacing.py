@@ -19,6 +19,10 @@ COSTS = st.builds(
 )
 
 
+def _window(costs: CostModel) -> int:
+    return SelfClocked.steady_window(16, costs, costs.target_pass_s.price())[0]
+
+
 def _hold(costs: CostModel, *, max_window: int = 64) -> int:
     return SelfClocked().plan(Moment(0, True, max_window), costs).hold
 
@@ -90,13 +94,13 @@ def test_rows_are_priced_at_the_time_of_all_that_share_a_pass(num_sessions: int)
 def test_company_never_makes_windows_longer(tau: float, slope: float, company: int) -> None:
     """Where it is the target's time that counts."""
     alone, shared = (measured_costs(1e6, tau, slope=slope, num_sessions=count) for count in (1, company))
-    assert SelfClocked.steady_window(16, shared)[0] <= SelfClocked.steady_window(16, alone)[0]
+    assert _window(shared) <= _window(alone)
     assert all(shared.target_pass_s.price()(window_len) > 0 for window_len in range(17))
 
 
 def test_windows_shrink_where_rows_take_the_time_of_others() -> None:
     alone, shared, flat = (
-        SelfClocked.steady_window(16, measured_costs(25, 0.9, slope=slope, num_sessions=count))[0]
+        _window(measured_costs(25, 0.9, slope=slope, num_sessions=count))
         for slope, count in ((0.05, 1), (0.05, 8), (0.0, 8))
     )
     assert shared < alone / 2 and flat == 16

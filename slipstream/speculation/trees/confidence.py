@@ -65,11 +65,11 @@ class Confident(SelfClocked):
         if not chances:
             return super().plan(moment, costs)
         num_pending, cap = moment.num_pending, moment.max_window
-        steady_window, rest_of_cycle_s = self.steady_window(moment.max_window, costs)
+        tau, draft_pass_s, pass_s = costs.tau, costs.draft_pass_s.value, costs.target_pass_s.price()
+        steady_window, rest_of_cycle_s = self.steady_window(moment.max_window, costs, pass_s)
         if num_pending >= steady_window:
             return WindowPlan(0, cap)
         survives = survival(chances)
-        tau, draft_pass_s, pass_s = costs.tau, costs.draft_pass_s.value, costs.target_pass_s.price()
 
         def cycle_s(hold: int) -> float:
             alive = survives[hold + 1] if hold < num_pending else survives[-1] * tau ** (hold + 1 - num_pending)
