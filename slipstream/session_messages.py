@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from slipstream.messages import KeptTokens
 from slipstream.sampling.params import GREEDY, Proposal, SamplingParams
+from slipstream.speculation.company import ALONE, Company
 from slipstream.speculation.hints.tolerance import Hints
 from slipstream.speculation.methods import GuidanceKind, Lossy
 from slipstream.speculation.protocol import TokenTree, Verdict
@@ -104,8 +105,8 @@ class PassFacts:
     pass_s: float
     num_drafted: int = 0
     draft_s: float = 0.0
-    num_sessions: int = 1
-    """Those that it ran, and those that waited for their turn meanwhile: whose time each of its rows took."""
+    company: Company = ALONE
+    """Whom it served and kept waiting."""
 
 
 @dataclass(frozen=True)

@@ -282,7 +282,7 @@ class CaptionRun:
         window_len = len(self._window) + facts.num_drafted
         self._trace.passed(now, self._pass_started, window_len, judgement)
         if self._pipeline.committed:
-            self._pipeline.costs.target_pass_s.observe(window_len, round_s, facts.num_sessions)
+            self._pipeline.costs.target_pass_s.observe(window_len, round_s, facts.company)
             self._stats.passed(window_len, facts.pass_s, round_s, held_s)
             if self._drafts_itself:
                 self._stats.self_drafted(facts)
@@ -290,7 +290,7 @@ class CaptionRun:
                 self._stats.hinted(facts.num_drafted, verdict.num_accepted - verdict.num_of(self._window))
         self._pass_started, self._window = now, ()
         self._stats.stop_string = verdict.stop_string
-        actions = self._pipeline.on_verdict(verdict, round_s, held_s, facts.num_drafted)
+        actions = self._pipeline.on_verdict(verdict, round_s, held_s, facts.num_drafted, facts.company)
         self._carry_out(actions, judgement.pieces)
 
     # -- actions ------------------------------------------------------------------------------------------------------

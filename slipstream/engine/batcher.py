@@ -25,6 +25,7 @@ from slipstream.families.preprocess import frames_at_once
 from slipstream.logs import get_logger, heard
 from slipstream.messages import Frames
 from slipstream.session_messages import PassFacts, SessionStart
+from slipstream.speculation.company import Company, CompanyCosts
 
 # -- work -------------------------------------------------------------------------------------------------------------
 
@@ -246,6 +247,7 @@ class StepBatcher:
         self._rides = rides
         self._thread = thread
         self._max_steps = max_steps
+        self._costs = CompanyCosts()
         self._waiting: deque[Step] = deque()
         self._changed = threading.Condition()
         self._is_queued = False
@@ -296,14 +298,15 @@ class StepBatcher:
     def _run_pass(self, steps: Sequence[Step]) -> None:
         started = time.perf_counter()
         batch = [(step.state, step.window) for step in steps]
+        ride = self._next_ride(steps)
         outcomes: Sequence[Tensor | GreedyRows | Exception]
         if any(step.takes_largest for step in steps):
-            outcomes = self._step_each(self._model.step_and_choose, batch, steps)
+            outcomes = self._step_each(self._model.step_and_choose, batch, ride)
         else:
-            outcomes = self._step_each(self._model.step, batch, steps)
+            outcomes = self._step_each(self._model.step, batch, ride)
         ended = time.perf_counter()
         self._note_errors(outcomes)
-        facts = PassFacts(ended - started, num_sessions=len(steps) + len(self._waiting))
+        facts = PassFacts(ended - started, company=self._company(steps, ended - started, is_pure=ride is None))
         returning = {step.work for step, outcome in zip(steps, outcomes, strict=True) if _tell(step, outcome, facts)}
         del outcomes  # an error knows its traceback, which leads here, and from here to its session
         with self._changed:
@@ -312,14 +315,27 @@ class StepBatcher:
         if self._rides is not None:
             self._rides.go_on()
 
+    def _company(self, steps: Sequence[Step], pass_s: float, *, is_pure: bool) -> Company:
+        """Whom a pass kept waiting. `is_pure`: nothing rode along."""
+        num_rows, speed = sum(num_new(step.window) - 1 for step in steps), 1.0
+        if is_pure:
+            self._costs.observe(len(steps), num_rows, pass_s)
+            speed = pass_s / self._costs(len(steps), num_rows)
+        return self._costs.company(len(steps) + len(self._waiting), speed)
+
+    def _next_ride(self, steps: Sequence[Step]) -> Ride | None:
+        if self._rides is None:
+            return None
+        num_rows = sum(num_new(step.window) for step in steps)
+        return self._rides.next_ride(num_rows, beside_people=not all(step.work.in_background for step in steps))
+
     def _step_each(
-        self, run: "StepFunction[RowsT]", batch: Sequence[tuple[DecodeState, Window]], steps: Sequence[Step]
+        self, run: "StepFunction[RowsT]", batch: Sequence[tuple[DecodeState, Window]], ride: Ride | None
     ) -> list[RowsT | Exception]:
-        """`step_each`; the pass carries what may ride. A pass that fails with it is tried without."""
+        """`step_each`; the pass carries what rides. A pass that fails with it is tried without."""
         if self._rides is None:
             return step_each(run, batch)
         num_rows = sum(num_new(window) for _, window in batch)
-        ride = self._rides.next_ride(num_rows, beside_people=not all(step.work.in_background for step in steps))
         started, failure = time.perf_counter(), None
         try:
             outcomes = list[RowsT | Exception](run(batch, ride)) if ride is not None else step_each(run, batch)

@@ -183,7 +183,7 @@ class _Passes:
         facts: PassFacts,
         largest: Sequence[int] = (),
     ) -> bool:
-        self.costs.observe(len(request.window), facts.pass_s, facts.num_sessions)
+        self.costs.observe(len(request.window), facts.pass_s, facts.company)
         num_drafted = len(request.window) - self._num_given if self.request.self_draft else 0
         facts = replace(facts, num_drafted=num_drafted, draft_s=draft_s)
         judgement = _judgement(self.session, logits, request, facts, largest)

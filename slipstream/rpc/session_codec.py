@@ -35,6 +35,7 @@ from slipstream.session_messages import (
     TargetEvent,
     TargetStart,
 )
+from slipstream.speculation.company import ALONE, Company
 from slipstream.speculation.hints.tolerance import Hints, Tolerance
 from slipstream.speculation.lines import MAX_NODES
 from slipstream.speculation.methods import GuidanceKind, Lossy
@@ -230,9 +231,8 @@ def read_judge(message: target_pb2.Judge) -> JudgeRequest:
 def target_event(event: TargetEvent) -> target_pb2.TargetEvent:
     """What the target says, for the wire."""
     match event:
-        case StageProgress():
-            stage = target_pb2.Progress(stage=_STAGES[event.stage], done=event.done, total=event.total)
-            return target_pb2.TargetEvent(progress=stage)
+        case StageProgress(stage, done, total):
+            return target_pb2.TargetEvent(progress=target_pb2.Progress(stage=_STAGES[stage], done=done, total=total))
         case Prefilled():
             return target_pb2.TargetEvent(prefilled=to_message(event, target_pb2.Prefilled))
         case Judgement():
@@ -265,15 +265,14 @@ def _verdict_message(judgement: Judgement) -> target_pb2.Verdict:
         drafted=verdict.drafted,
         num_drafted=facts.num_drafted,
         draft_s=facts.draft_s,
-        num_sessions=facts.num_sessions,
+        company=to_message(facts.company, target_pb2.Company),
     )
 
 
 def _read_judgement(message: target_pb2.Verdict) -> Judgement:
     """Raises `ProtocolViolation` for a path or drafted tokens of another number."""
-    for tokens in (message.path, message.drafted):
-        if len(tokens) not in (0, message.num_accepted):
-            raise ProtocolViolation("the target accepted another number of tokens than it names")
+    if not {len(message.path), len(message.drafted)} <= {0, message.num_accepted}:
+        raise ProtocolViolation("the target accepted another number of tokens than it names")
     verdict = Verdict(
         message.num_accepted,
         message.own_token if message.HasField("own_token") else None,
@@ -282,7 +281,8 @@ def _read_judgement(message: target_pb2.Verdict) -> Judgement:
         tuple(message.path),
         tuple(message.drafted),
     )
-    facts = PassFacts(message.pass_s, message.num_drafted, message.draft_s, max(message.num_sessions, 1))
+    company = from_message(message.company, Company) if message.HasField("company") else ALONE
+    facts = PassFacts(message.pass_s, message.num_drafted, message.draft_s, company)
     return Judgement(verdict, tuple(message.pieces), facts)
 
 

@@ -8,6 +8,7 @@ no draft is at work: a draft that prefills or writes may slow the target down, a
 import statistics
 from collections import deque
 
+from slipstream.speculation.company import ALONE, Company
 from slipstream.speculation.pacing import CostModel
 
 # **Open**, every round of speculation (hold, round trip, pass) is charged `seconds / plain_s - tokens committed`. The
@@ -60,6 +61,7 @@ class Gate:
         self.num_rounds = 0
         self._all_spent_s = self._num_all_tokens = 0.0
         self._plain_samples: deque[float] = deque(maxlen=RECENT_SAMPLES)
+        self._is_reckoned = False
         self._shortest_round_s = float("inf")
         self._spent_s = self._num_tokens = 0.0
         self._num_left = RECONSIDER if self.closed else 0
@@ -111,8 +113,9 @@ class Gate:
             return 0
         return self._rest - RECONSIDER + self._num_left if self._reconsidering else self._num_left
 
-    def on_round(self, num_tokens: int, round_s: float, held_s: float) -> None:
+    def on_round(self, num_tokens: int, round_s: float, held_s: float, company: Company = ALONE) -> None:
         """A round of speculation ended: the target was held for `held_s` and answered after `round_s` more."""
+        self._reckon(company)
         self._shortest_round_s = min(self._shortest_round_s, round_s)
         plain_s = self.plain_s
         spent_s = held_s + min(round_s, LONGEST_ROUND * plain_s)
@@ -129,12 +132,13 @@ class Gate:
         if loss > self._budget:
             self._close()
 
-    def on_plain_pass(self, pass_s: float, *, in_batch: bool, undisturbed: bool) -> None:
+    def on_plain_pass(self, pass_s: float, company: Company = ALONE, *, in_batch: bool, undisturbed: bool) -> None:
         """A plain pass ended after `pass_s`.
 
         `in_batch`: it followed another without a round trip; `undisturbed`: no draft was at work.
         """
-        if in_batch and undisturbed:
+        self._reckon(company)
+        if in_batch and undisturbed and not self._is_reckoned:
             self._plain_samples.append(pass_s)
         elif not undisturbed:
             self._count(1, min(pass_s, LONGEST_ROUND * self.plain_s))
@@ -146,6 +150,14 @@ class Gate:
         self._num_left -= 1
         if self._num_left == 0:
             self._think_again()
+
+    def _reckon(self, company: Company) -> None:
+        """Takes the target's word for what plain passes cost, from the first pass in company on."""
+        if company.is_shared and not self._is_reckoned:
+            self._is_reckoned = True
+            self._plain_samples.clear()
+        if self._is_reckoned and company.plain_s > 0:
+            self._plain_samples.append(company.plain_s)
 
     def _count(self, num_tokens: int, spent_s: float) -> None:
         self._all_spent_s += spent_s

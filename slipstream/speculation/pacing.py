@@ -5,10 +5,11 @@ most `cap` of them. All costs are measured while running.
 """
 
 import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, Self
 
 from slipstream.errors import InvalidRequest
+from slipstream.speculation.company import ALONE, Company
 
 # -- costs ------------------------------------------------------------------------------------------------------------
 
@@ -77,21 +78,28 @@ class WindowCosts:
     A single row takes another kernel than several, so k = 0 is kept apart; from k = 1 on the measured cost is close to
     a straight line (flat on a GPU, rising on a CPU). b is a ridge regression around PRIOR_SLOPE.
 
-    Under company a row takes the time of every session that shares the pass or waits for it. `price` is what a window
-    costs all of them; paced by it, windows shrink as a target fills.
+    In company a row takes the time of every session that shares the pass or waits for it. `price` is what a window
+    costs all of them, by what the target measures (`Company`): b says little there, as the rows of others, and passes
+    that this session was not in, outweigh what its own window does. Paced by it, windows shrink as a target fills.
     """
 
     plain: DecayedMean = field(default_factory=lambda: PassMean(0.05))
-    company: DecayedMean = field(default_factory=lambda: DecayedMean(1.0))
-    """Sessions that a pass keeps the target busy for, this one among them."""
+    num_sessions: DecayedMean = field(default_factory=lambda: DecayedMean(1.0))
+    """Those that a pass keeps the target busy for, this one among them."""
+    shared_plain_s: DecayedMean = field(default_factory=lambda: PassMean(0.0))
+    shared_row_s: DecayedMean = field(default_factory=lambda: PassMean(0.0))
+    """A plain pass of all those, and a row more of a pass, as the target says of passes with company."""
     _weight: float = 0.0
     _k: float = 0.0
     _t: float = 0.0
     _kk: float = 0.0
     _kt: float = 0.0
 
-    def observe(self, window_len: int, seconds: float, num_sessions: int = 1) -> None:
-        self.company.observe(num_sessions)
+    def observe(self, window_len: int, seconds: float, company: Company = ALONE) -> None:
+        self.num_sessions.observe(company.num_sessions)
+        if company.is_shared:
+            self.shared_plain_s.observe(company.plain_s)
+            self.shared_row_s.observe(company.row_s)
         if window_len == 0:
             self.plain.observe(seconds)
             return
@@ -114,14 +122,17 @@ class WindowCosts:
         slope = (covariance + PRIOR_SLOPE_WEIGHT * PRIOR_SLOPE * plain_s) / (variance + PRIOR_SLOPE_WEIGHT)
         return PassLine(plain_s, mean_k, mean_t, max(slope, 0.0), 0.2 * min(plain_s, mean_t))
 
+    @property
+    def is_shared(self) -> bool:
+        """Most passes have company of which the target has told."""
+        return self.num_sessions.value >= 1.5 and self.shared_plain_s.weight > 0
+
     def price(self) -> PassLine:
-        """Seconds of a pass to which all that share it bring such a window: to T_p(k), each of the others adds
-        b (k - mean k); but all rows together cost no more than a pass takes. A session alone pays T_p(k)."""
-        own = self.line()
-        most_slope = (own.mean_s - own.least_s) / max(own.mean_k, 1.0)
-        slope = max(min(own.slope * self.company.value, most_slope), own.slope)
-        plain_s = max(own.plain_s - (slope - own.slope) * own.mean_k, own.least_s)
-        return replace(own, plain_s=plain_s, slope=slope)
+        """Seconds of a pass to which all that share it bring such a window. A session alone pays T_p(k)."""
+        if not self.is_shared:
+            return self.line()
+        plain_s = self.shared_plain_s.value
+        return PassLine(plain_s, 0.0, plain_s, self.num_sessions.value * self.shared_row_s.value, 0.2 * plain_s)
 
 
 @dataclass
@@ -291,8 +302,9 @@ class SelfClocked:
 
 def foreseen_speedup(max_window: int, costs: CostModel) -> float:
     """Tokens a second with a draft over those of plain decoding, as measured costs say beforehand: `SelfClocked`'s
-    shortest cycle and the 1 / (1 - tau) tokens that it yields, beside plain passes asked for at once."""
-    tau, pass_s = costs.tau, costs.target_pass_s.line()
+    shortest cycle and the 1 / (1 - tau) tokens that it yields, beside plain passes asked for at once. In company, all
+    that share the passes are taken to decode alike."""
+    tau, pass_s = costs.tau, costs.target_pass_s.price()
     window, rest_of_cycle_s = SelfClocked.steady_window(max_window, costs, pass_s)
 
     def cycle_s(hold: int) -> float:
@@ -300,7 +312,8 @@ def foreseen_speedup(max_window: int, costs: CostModel) -> float:
         return wait_s + pass_s(hold) + tau ** (hold + 1) * rest_of_cycle_s
 
     seconds_a_token = (1 - tau) * min(map(cycle_s, range(window + 1)))
-    return costs.plain_token_s.value / seconds_a_token
+    plain_s = pass_s.plain_s if costs.target_pass_s.is_shared else costs.plain_token_s.value
+    return plain_s / seconds_a_token
 
 
 def longest_hold_s(max_window: int, costs: CostModel) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slipstream.errors import DraftFault, FaultKind
+from slipstream.speculation.company import ALONE, Company
 from slipstream.speculation.gate import Gate
 from slipstream.speculation.lines import Comparison, DraftLines, DraftPhase, Line, TreeLine
 from slipstream.speculation.methods import Shape
@@ -58,13 +59,13 @@ class UndraftedPasses:
         passes.ask((), self.self_draft, PassKind.SELF if self.self_draft else PassKind.PLAIN, num_passes)
         return num_passes
 
-    def observe(self, pass_s: float, phase: DraftPhase, *, in_batch: bool) -> None:
+    def observe(self, pass_s: float, phase: DraftPhase, company: Company, *, in_batch: bool) -> None:
         """A plain pass ended after `pass_s` seconds. `in_batch`: it followed another without a round trip."""
         undisturbed = phase in (DraftPhase.ABSENT, DraftPhase.RESTING)
         if in_batch and undisturbed:
-            self.costs.plain_token_s.observe(pass_s)
+            self.costs.plain_token_s.observe(company.plain_s if company.is_shared else pass_s)
         if self.gate is not None:
-            self.gate.on_plain_pass(pass_s, in_batch=in_batch, undisturbed=undisturbed)
+            self.gate.on_plain_pass(pass_s, company, in_batch=in_batch, undisturbed=undisturbed)
 
     def _num_plain_passes(self, phase: DraftPhase) -> int:
         if self.gate is not None and self.gate.closed:
@@ -231,13 +232,19 @@ class Pipeline:
         return self._next_pass()
 
     def on_verdict(
-        self, verdict: Verdict, round_s: float = 0.0, held_s: float = 0.0, num_drafted: int | None = None
+        self,
+        verdict: Verdict,
+        round_s: float = 0.0,
+        held_s: float = 0.0,
+        num_drafted: int | None = None,
+        company: Company = ALONE,
     ) -> list[Action]:
         """A target pass ended. Raises `ProtocolViolation` for a verdict that answers nothing.
 
         `round_s`: seconds since it was asked for, or since the verdict before it of the same request; `held_s`: seconds
         that the target was held before. The gate, if there is one, decides from them. `num_drafted`: tokens of a window
-        that the target drafted itself, where that may be fewer than it was asked for.
+        that the target drafted itself, where that may be fewer than it was asked for. `company`: whom the pass kept
+        waiting.
         """
         kind, in_batch = self._passes.kind, self._passes.follows_another
         window, depth = self._passes.answer(verdict)
@@ -258,9 +265,9 @@ class Pipeline:
         if kind is PassKind.SPECULATIVE and isinstance(self.costs, TreeCosts):
             self.costs.observe_round(len(tokens), round_s + held_s)
         if self.gate is not None and kind is PassKind.SPECULATIVE:
-            self.gate.on_round(len(tokens), round_s, held_s)
+            self.gate.on_round(len(tokens), round_s, held_s, company)
         elif kind is PassKind.PLAIN or (self._hint_depth and kind is PassKind.SELF):
-            self._undrafted.observe(round_s, self.draft_phase, in_batch=in_batch and not num_drafted)
+            self._undrafted.observe(round_s, self.draft_phase, company, in_batch=in_batch and not num_drafted)
         commit = Commit(tokens, verdict.num_accepted)
         if verdict.finish_reason is not None:
             self.finish_reason = verdict.finish_reason

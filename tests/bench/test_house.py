@@ -65,6 +65,7 @@ CAME_WITH = {
     "how gateways are reached, whatever is asked of them": 1,
     "pulls of guidance that end; time limits of messages apart from the guards; what is written of a batch of HTTP": 3,
     "times of packets, apart from containers; the clock of recordings that were joined": 2,
+    "what a pass costs all whom it serves": 1,
     "rows of a small draft: who writes them, their compiled code; the runner apart from its layers": 3,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""

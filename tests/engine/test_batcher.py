@@ -18,6 +18,7 @@ from slipstream.engine.segments import GreedyRows, Window
 from slipstream.engine.thread import Lane
 from slipstream.errors import LimitExceeded, SessionGone
 from slipstream.session_messages import PassFacts
+from slipstream.speculation.company import Company
 from slipstream.speculation.protocol import ROOT, TokenTree
 from tests.engine.conftest import Pair, random_frames
 
@@ -52,15 +53,15 @@ class Session:
     state: DecodeState
     work: Any = field(default_factory=Work)
     heard: list[torch.Tensor | Exception] = field(default_factory=list)
-    company: list[int] = field(default_factory=list)
-    """Sessions that each of its passes was told to have kept the model busy for."""
+    company: list[Company] = field(default_factory=list)
+    """Whom each of its passes was told to have kept waiting."""
     on_logits: Callable[[], bool] = lambda: False
 
     def step(self, *token_ids: int) -> Step:
         def hear(logits: torch.Tensor, facts: PassFacts) -> bool:
             assert facts.pass_s > 0
             self.heard.append(logits)
-            self.company.append(facts.num_sessions)
+            self.company.append(facts.company)
             return self.on_logits()
 
         return Step(self.work, self.state, token_ids, hear, self.heard.append)
@@ -107,7 +108,19 @@ def test_more_than_fit_come_next_in_order(pair: Pair, sessions: list[Session]) -
     batcher.submit(sessions[0].step(6))
     thread.run_one()
     assert [len(session.heard) for session in sessions] == [2, 1, 1]
-    assert [session.company for session in sessions] == [[3, 2], [3], [2]], "those that waited count, too"
+    counts = [[company.num_sessions for company in session.company] for session in sessions]
+    assert counts == [[3, 2], [3], [2]], "those that waited count, too"
+
+
+def test_sessions_are_told_what_plain_passes_would_cost_all(pair: Pair, sessions: list[Session]) -> None:
+    batcher, thread = make_batcher(pair)
+    for _ in range(10):
+        for session, window in zip(sessions, [(5,), tuple(range(3, 11)), (9, 10)], strict=True):
+            batcher.submit(session.step(*window))
+        thread.run_one()
+    for session in sessions:
+        assert [company.plain_s > 0 for company in session.company] == [False] * 8 + [True] * 2
+        assert session.company[-1].is_shared and session.company[-1].row_s >= 0
 
 
 def test_a_session_that_cannot_go_on_harms_no_other(pair: Pair, sessions: list[Session]) -> None:

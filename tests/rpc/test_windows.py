@@ -12,6 +12,7 @@ from slipstream.rpc.session_codec import MAX_PASSES, judge_message, read_judge, 
 from slipstream.rpc.v1 import target_pb2
 from slipstream.sampling.params import Proposal
 from slipstream.session_messages import Judgement, JudgeRequest, PassFacts
+from slipstream.speculation.company import ALONE, Company
 from slipstream.speculation.protocol import FinishReason, JudgeWindow, TokenTree, Verdict
 
 uint32 = st.integers(0, 2**32 - 1)
@@ -66,7 +67,8 @@ def test_self_drafted_windows(num_passes: int, self_draft: int) -> None:
         assert read_judge(over_the_wire(message).judge) == JudgeRequest(window, num_passes, self_draft=self_draft)
 
 
-FACTS = st.builds(PassFacts, st.floats(0, 100), uint32, st.floats(0, 100), st.integers(1, 64))
+COMPANY = st.builds(Company, st.integers(1, 64), st.floats(0, 100), st.floats(0, 1))
+FACTS = st.builds(PassFacts, st.floats(0, 100), uint32, st.floats(0, 100), COMPANY)
 
 
 @given(verdicts(), st.lists(text, max_size=5), FACTS)
@@ -75,6 +77,9 @@ def test_verdicts(verdict: Verdict, pieces: list[str], facts: PassFacts) -> None
     message = over_the_wire(target_event(judgement))
     assert read_target_event(message) == judgement
     assert message.verdict.finish_reason == finish_reason_number(verdict.finish_reason)
+    message.verdict.ClearField("company")
+    told = read_target_event(message)
+    assert isinstance(told, Judgement) and told.facts.company == ALONE, "a target that says nothing of it"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.speculation.company import Company
 from slipstream.speculation.gate import (
     CREDIT,
     FIRST_BUDGET,
@@ -181,3 +182,26 @@ def test_a_draft_that_never_agrees_costs_a_logarithm(num_tokens: int) -> None:
             done, spent = done + 1, spent + 1.7
     rests = math.log2(1 + done / FIRST_REST) if done < FIRST_REST * 15 else 4 + done / LONGEST_REST
     assert spent - done <= FIRST_BUDGET + 0.7 + (TRIAL_BUDGET + 0.7) * rests
+
+
+def test_in_company_a_round_is_held_against_plain_passes_of_all() -> None:
+    """Its own plain passes are half the sessions', where they take turns: a round over both would look a loss."""
+    gate = _gate()
+    company = Company(8, 4 * PLAIN_S)
+    for _ in range(40):
+        gate.on_round(3, 8 * PLAIN_S, 0.0, company)
+    assert not gate.closed and gate.num_closings == 0 and gate.plain_s == 4 * PLAIN_S
+    while not gate.closed:
+        gate.on_round(1, 8 * PLAIN_S, 0.0, company)
+    for index in range(RECONSIDER):
+        gate.on_plain_pass(PLAIN_S, company, in_batch=index > 0, undisturbed=True)
+    assert gate.closed and gate.plain_s == 4 * PLAIN_S, "what half of them take is no measure"
+
+
+def test_after_company_plain_passes_are_those_of_one() -> None:
+    gate = _gate()
+    for _ in range(20):
+        gate.on_round(3, 8 * PLAIN_S, 0.0, Company(8, 4 * PLAIN_S))
+    for _ in range(20):
+        gate.on_round(1, 2 * PLAIN_S, 0.0, Company(1, PLAIN_S))
+    assert gate.closed and gate.plain_s == PLAIN_S

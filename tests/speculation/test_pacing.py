@@ -7,7 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.errors import InvalidRequest
-from slipstream.speculation.pacing import POLICIES, CostModel, Fixed, Moment, SelfClocked, WindowPlan, get_policy
+from slipstream.speculation.company import Company
+from slipstream.speculation.pacing import (
+    POLICIES,
+    CostModel,
+    Fixed,
+    Moment,
+    SelfClocked,
+    WindowCosts,
+    WindowPlan,
+    foreseen_speedup,
+    get_policy,
+)
 from tests.speculation.toys import measured_costs
 
 COSTS = st.builds(
@@ -80,17 +91,30 @@ def test_a_dear_restart_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("num_sessions", [1, 2, 8])
 def test_rows_are_priced_at_the_time_of_all_that_share_a_pass(num_sessions: int) -> None:
-    """Of a window whose length is the mean, that is what the pass takes."""
     costs = measured_costs(25, 0.9, slope=0.01, num_sessions=num_sessions).target_pass_s
-    price, line = costs.price(), costs.line()
-    assert line.slope == pytest.approx(0.01, rel=0.1) and line.mean_k == pytest.approx(8.5, rel=0.1)
-    for window_len in range(1, 16):
-        others_s = (num_sessions - 1) * line.slope * (window_len - line.mean_k)
-        assert price(window_len) == pytest.approx(line(window_len) + others_s, rel=1e-3)
+    for window_len in range(16):
+        assert costs.price()(window_len) == pytest.approx(1 + 0.01 * num_sessions * window_len, rel=0.01)
+
+
+def test_what_the_target_tells_of_company_outweighs_what_one_session_sees() -> None:
+    """Its own passes took longer whenever its window was short, for what others did."""
+    costs = WindowCosts()
+    for window_len in [1, 16] * 50:
+        costs.observe(window_len, 3.0 - 0.1 * window_len, Company(8, 1.0, 0.02))
+    assert costs.line().slope == 0.0 and costs.price()(10) == pytest.approx(1 + 10 * 8 * 0.02)
+
+
+def test_speculation_foresees_what_it_brings_all() -> None:
+    """Windows of others are in a session's own passes, and not in the plain decoding of all that they are held to."""
+    costs = measured_costs(1000, 0.9, slope=0.02, num_sessions=8)
+    costs.plain_token_s.observe(5.0)  # of a pass beside others' windows
+    round_s, num_tokens = costs.target_pass_s.price(), lambda window: (1 - 0.9 ** (window + 1)) / (1 - 0.9)
+    best = max(num_tokens(window) / round_s(window) for window in range(1, 17))
+    assert foreseen_speedup(16, costs) == pytest.approx(best, rel=0.1)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(st.floats(0.0, 1.0), st.floats(0.0, 0.5), st.integers(2, 16))
+@given(st.floats(0.0, 1.0), st.floats(0.05, 0.5), st.integers(2, 16))
 def test_company_never_makes_windows_longer(tau: float, slope: float, company: int) -> None:
     """Where it is the target's time that counts."""
     alone, shared = (measured_costs(1e6, tau, slope=slope, num_sessions=count) for count in (1, company))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from slipstream.speculation.company import ALONE, Company
 from slipstream.speculation.gate import Gate
 from slipstream.speculation.pacing import CostModel, DecayedMean, Moment, Policy, WindowCosts, WindowPlan
 from slipstream.speculation.pipeline import MAX_DEBT, DraftPhase, Pipeline
@@ -51,9 +52,10 @@ def measured_costs(
     """A cost model that has measured T_p(0) = 1, T_p(k) = 1 + slope k, T_q = 1 / speed_ratio and tau, always in the
     company of as many sessions."""
     window_costs = WindowCosts(plain=DecayedMean(1.0, 1.0))
+    company = Company(num_sessions, 1.0, slope) if num_sessions > 1 else ALONE
     for _ in range(200):
         for window_len in (1, 16):
-            window_costs.observe(window_len, 1.0 + slope * window_len, num_sessions)
+            window_costs.observe(window_len, 1.0 + slope * window_len, company)
     costs = CostModel(window_costs, DecayedMean(1 / speed_ratio, 1.0), DecayedMean(restart_s, 1.0))
     costs._accepted, costs._judged = tau, 1.0
     return costs

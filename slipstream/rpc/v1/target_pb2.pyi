@@ -158,7 +158,7 @@ class Prefilled(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., video_tokens: _Optional[int] = ..., encode_s: _Optional[float] = ..., prefill_until_guidance_s: _Optional[float] = ..., prefill_after_guidance_s: _Optional[float] = ..., kv_bytes: _Optional[int] = ..., reused_tokens: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("num_accepted", "own_token", "pieces", "finish_reason", "pass_s", "stop_string", "path", "drafted", "num_drafted", "draft_s", "num_sessions")
+    __slots__ = ("num_accepted", "own_token", "pieces", "finish_reason", "pass_s", "stop_string", "path", "drafted", "num_drafted", "draft_s", "company")
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     OWN_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
@@ -169,7 +169,7 @@ class Verdict(_message.Message):
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_S_FIELD_NUMBER: _ClassVar[int]
-    NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    COMPANY_FIELD_NUMBER: _ClassVar[int]
     num_accepted: int
     own_token: int
     pieces: _containers.RepeatedScalarFieldContainer[str]
@@ -180,8 +180,18 @@ class Verdict(_message.Message):
     drafted: _containers.RepeatedScalarFieldContainer[int]
     num_drafted: int
     draft_s: float
+    company: Company
+    def __init__(self, num_accepted: _Optional[int] = ..., own_token: _Optional[int] = ..., pieces: _Optional[_Iterable[str]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., pass_s: _Optional[float] = ..., stop_string: _Optional[str] = ..., path: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., num_drafted: _Optional[int] = ..., draft_s: _Optional[float] = ..., company: _Optional[_Union[Company, _Mapping]] = ...) -> None: ...
+
+class Company(_message.Message):
+    __slots__ = ("num_sessions", "plain_s", "row_s")
+    NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_S_FIELD_NUMBER: _ClassVar[int]
+    ROW_S_FIELD_NUMBER: _ClassVar[int]
     num_sessions: int
-    def __init__(self, num_accepted: _Optional[int] = ..., own_token: _Optional[int] = ..., pieces: _Optional[_Iterable[str]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., pass_s: _Optional[float] = ..., stop_string: _Optional[str] = ..., path: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., num_drafted: _Optional[int] = ..., draft_s: _Optional[float] = ..., num_sessions: _Optional[int] = ...) -> None: ...
+    plain_s: float
+    row_s: float
+    def __init__(self, num_sessions: _Optional[int] = ..., plain_s: _Optional[float] = ..., row_s: _Optional[float] = ...) -> None: ...
 
 class PullGuidanceRequest(_message.Message):
     __slots__ = ("session_id", "kind", "score", "capability")

@@ -1,0 +1,98 @@
+"""What a pass that serves several sessions costs, and what it would cost if all of them decoded plainly.
+
+Pure arithmetic, no clock. Only a target sees what all its sessions bring to a pass; it tells each of them with every
+verdict. A session that went by its own seconds would hold the rows of the others for its own, and where sessions take
+turns in two groups, it would hold half of them for all.
+"""
+
+from dataclasses import dataclass
+
+DECAY = 0.99
+"""Weight that a pass keeps when the next one arrives: a memory of about 100 passes."""
+KNOWN_PASSES = 8.0
+"""Weight of passes from which on the costs are told."""
+PRIOR_WEIGHT = 5.0
+"""Strength of the notion that a session costs nothing beside the pass, and a row 5% of a session's share."""
+PRIOR_ROW_SHARE = 0.05
+STALL = 4.0
+"""A pass that takes so many times what was foreseen counts as that: the machine stood still."""
+
+
+@dataclass(frozen=True)
+class Company:
+    """Whom a pass kept waiting, and what that costs them; seconds are 0 where the target does not know yet."""
+
+    num_sessions: int = 1
+    """Those that the pass ran, and those that waited for their turn meanwhile."""
+    plain_s: float = 0.0
+    """A pass in which each of them has one row and no window, at this pass's speed of the machine."""
+    row_s: float = 0.0
+    """One more row of a window, whoever brings it."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Others are there, and it is known what they would cost without windows."""
+        return self.num_sessions > 1 and self.plain_s > 0
+
+
+ALONE = Company()
+
+
+class CompanyCosts:
+    """Seconds of a pass over n sessions with r rows of windows, as a + b n + c r: decayed least squares with a ridge.
+
+    On a GPU b is about 0 as long as a pass waits for its weights; on a CPU every session's KV is read anew.
+    """
+
+    def __init__(self) -> None:
+        self._weight = 0.0
+        self._mean_s = self._mean_n = self._mean_r = 0.0
+        self._nn = self._nr = self._rr = self._ns = self._rs = 0.0
+
+    def observe(self, num_sessions: int, num_rows: int, seconds: float) -> None:
+        """A pass over so many sessions, whose windows had so many rows together."""
+        if self.is_known:
+            seconds = min(seconds, STALL * self(num_sessions, num_rows))
+        kept = self._weight * DECAY
+        self._weight = kept + 1.0
+        off_n, off_r, off_s = num_sessions - self._mean_n, num_rows - self._mean_r, seconds - self._mean_s
+        share = kept / self._weight  # of a squared distance from the old mean: decayed covariances after Welford
+        self._nn = self._nn * DECAY + share * off_n * off_n
+        self._nr = self._nr * DECAY + share * off_n * off_r
+        self._rr = self._rr * DECAY + share * off_r * off_r
+        self._ns = self._ns * DECAY + share * off_n * off_s
+        self._rs = self._rs * DECAY + share * off_r * off_s
+        self._mean_n += off_n / self._weight
+        self._mean_r += off_r / self._weight
+        self._mean_s += off_s / self._weight
+
+    def __call__(self, num_sessions: int, num_rows: int) -> float:
+        """Seconds of a pass over so many sessions with so many rows of windows."""
+        session_s, row_s = self._slopes()
+        seconds = self._mean_s + session_s * (num_sessions - self._mean_n) + row_s * (num_rows - self._mean_r)
+        return max(seconds, 0.1 * self._mean_s)
+
+    @property
+    def is_known(self) -> bool:
+        """Enough passes have been seen."""
+        return self._weight >= KNOWN_PASSES
+
+    def company(self, num_sessions: int, speed: float = 1.0) -> Company:
+        """What a pass tells so many sessions. `speed`: its seconds over those that were foreseen for it."""
+        if not self.is_known:
+            return Company(num_sessions)
+        return Company(num_sessions, speed * self(num_sessions, 0), speed * self._slopes()[1])
+
+    def _slopes(self) -> tuple[float, float]:
+        """Seconds a session and seconds a row, neither below 0."""
+        prior_row_s = PRIOR_ROW_SHARE * self._mean_s / max(self._mean_n, 1.0)
+        nn, rr = self._nn + PRIOR_WEIGHT, self._rr + PRIOR_WEIGHT
+        ns, rs = self._ns, self._rs + PRIOR_WEIGHT * prior_row_s
+        determinant = nn * rr - self._nr * self._nr
+        session_s = (ns * rr - rs * self._nr) / determinant
+        row_s = (rs * nn - ns * self._nr) / determinant
+        if row_s < 0:
+            return max(ns / nn, 0.0), 0.0
+        if session_s < 0:
+            return 0.0, max(rs / rr, 0.0)
+        return session_s, row_s
