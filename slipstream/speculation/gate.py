@@ -7,6 +7,7 @@ no draft is at work: a draft that prefills or writes may slow the target down, a
 
 import statistics
 from collections import deque
+from dataclasses import dataclass
 
 from slipstream.speculation.company import ALONE, Company
 from slipstream.speculation.pacing import CostModel
@@ -21,6 +22,10 @@ from slipstream.speculation.pacing import CostModel
 # what plain costs, the gate opens again at once (once, until speculation has proved itself). Otherwise it stays
 # closed for FIRST_REST tokens, then opens for a trial with TRIAL_BUDGET. Each trial that fails doubles the rest, up
 # to LONGEST_REST; proof restores the first one.
+#
+# **In company** the caption's own plain passes say little, beside windows of others that they also wait for. From the
+# first shared pass on, each pass is counted in what the target reckons that plain passes of all would cost then
+# (`Company`), and stays so counted: the others come and go.
 #
 # **What it can cost.** A closed gate is plain decoding but for two round trips a rest; an open one loses at most its
 # budget and the excess of the round that exceeds it (hold and round trip are within the budget: `patience_s`). The
@@ -47,6 +52,34 @@ UNMEASURED_SHARE = 0.75
 """Of a target pass as speculation sees it (round trip and window included), a plain pass is taken to be this much."""
 
 
+@dataclass
+class _Account:
+    """What speculation has spent and brought."""
+
+    seconds: float = 0.0
+    """Spent, and to be counted in what is known of plain passes whenever the account is looked at."""
+    passes: float = 0.0
+    """Spent, and counted already: of passes in company, which changes."""
+    num_tokens: float = 0.0
+
+    def loss(self, plain_s: float) -> float:
+        """Plain passes spent beyond the tokens that they would have brought."""
+        return self.passes + self.seconds / max(plain_s, SHORTEST_PASS_S) - self.num_tokens
+
+    def add(self, num_tokens: int, seconds: float) -> None:
+        self.num_tokens += num_tokens
+        self.seconds += seconds
+
+    def settle(self, plain_s: float) -> None:
+        """Counts what was spent so far in plain passes of so many seconds."""
+        self.passes += self.seconds / max(plain_s, SHORTEST_PASS_S)
+        self.seconds = 0.0
+
+    def forget(self, share: float) -> None:
+        """Keeps so much of everything."""
+        self.seconds, self.passes, self.num_tokens = share * self.seconds, share * self.passes, share * self.num_tokens
+
+
 class Gate:
     """One caption's gate. Starts open if the process knows what a plain pass costs, and else by measuring it."""
 
@@ -59,20 +92,21 @@ class Gate:
         self._budget = budget
         self._rest = rest
         self.num_rounds = 0
-        self._all_spent_s = self._num_all_tokens = 0.0
+        self._caption, self._stretch = _Account(), _Account()
+        """Of the whole caption, and of the stretch since the gate opened."""
         self._plain_samples: deque[float] = deque(maxlen=RECENT_SAMPLES)
         self._is_reckoned = False
         self._shortest_round_s = float("inf")
-        self._spent_s = self._num_tokens = 0.0
         self._num_left = RECONSIDER if self.closed else 0
         self._may_reconsider = True
         self._reconsidering = self.closed
 
     @property
     def plain_s(self) -> float:
-        """Seconds of one more plain pass: the median of this caption's; before there are enough, the process's average
-        or a share of a pass over a window, and never more than the shortest round of this caption."""
-        if len(self._plain_samples) >= ENOUGH_SAMPLES:
+        """Seconds of one more plain pass: the median of this caption's, or of what the target reckons in company. Before
+        there are enough, the process's average or a share of a pass over a window, and never more than the shortest
+        round of this caption."""
+        if self._is_reckoned or len(self._plain_samples) >= ENOUGH_SAMPLES:
             return statistics.median(self._plain_samples)
         known = self._costs.plain_token_s
         guess_s = known.value if known.weight else UNMEASURED_SHARE * self._costs.target_pass_s(0)
@@ -81,7 +115,7 @@ class Gate:
     @property
     def loss(self) -> float:
         """Plain passes that speculation has cost more than plain decoding since the gate opened; negative is gain."""
-        return self._spent_s / max(self.plain_s, SHORTEST_PASS_S) - self._num_tokens
+        return self._stretch.loss(self.plain_s)
 
     @property
     def patience_s(self) -> float:
@@ -94,7 +128,7 @@ class Gate:
         a draft that joined; negative is loss. 0 where no plain pass was ever measured."""
         if not self._costs.plain_token_s.weight:
             return 0.0
-        return self._num_all_tokens - self._all_spent_s / max(self.plain_s, SHORTEST_PASS_S)
+        return -self._caption.loss(self.plain_s)
 
     @property
     def num_passes(self) -> int:
@@ -119,16 +153,13 @@ class Gate:
         self._shortest_round_s = min(self._shortest_round_s, round_s)
         plain_s = self.plain_s
         spent_s = held_s + min(round_s, LONGEST_ROUND * plain_s)
-        self._spent_s += spent_s
-        self._num_tokens += num_tokens
         self.num_rounds += 1
-        self._count(num_tokens, spent_s)
+        self._count(num_tokens, spent_s, self._stretch, self._caption)
         loss = self.loss
         if loss <= -PROOF:
             self._budget, self._rest, self._may_reconsider = 0.0, FIRST_REST, True
         if loss < -CREDIT:
-            self._spent_s *= CREDIT / -loss
-            self._num_tokens *= CREDIT / -loss
+            self._stretch.forget(CREDIT / -loss)
         if loss > self._budget:
             self._close()
 
@@ -141,7 +172,7 @@ class Gate:
         if in_batch and undisturbed and not self._is_reckoned:
             self._plain_samples.append(pass_s)
         elif not undisturbed:
-            self._count(1, min(pass_s, LONGEST_ROUND * self.plain_s))
+            self._count(1, min(pass_s, LONGEST_ROUND * self.plain_s), self._caption)
         if not self.closed:
             return
         self.num_gated_tokens += 1
@@ -154,14 +185,18 @@ class Gate:
     def _reckon(self, company: Company) -> None:
         """Takes the target's word for what plain passes cost, from the first pass in company on."""
         if company.is_shared and not self._is_reckoned:
+            for account in (self._stretch, self._caption):
+                account.settle(self.plain_s)
             self._is_reckoned = True
             self._plain_samples.clear()
         if self._is_reckoned and company.plain_s > 0:
             self._plain_samples.append(company.plain_s)
 
-    def _count(self, num_tokens: int, spent_s: float) -> None:
-        self._all_spent_s += spent_s
-        self._num_all_tokens += num_tokens
+    def _count(self, num_tokens: int, spent_s: float, *accounts: _Account) -> None:
+        for account in accounts:
+            account.add(num_tokens, spent_s)
+            if self._is_reckoned:
+                account.settle(self._plain_samples[-1])
 
     def _close(self) -> None:
         self.closed = True
@@ -180,5 +215,5 @@ class Gate:
         self.closed = False
         self._rest = min(2 * self._rest, LONGEST_REST)
         self._budget = TRIAL_BUDGET
-        self._spent_s = self._num_tokens = 0.0
+        self._stretch = _Account()
         self._costs.forget_acceptance()

@@ -205,3 +205,24 @@ def test_after_company_plain_passes_are_those_of_one() -> None:
     for _ in range(20):
         gate.on_round(1, 2 * PLAIN_S, 0.0, Company(1, PLAIN_S))
     assert gate.closed and gate.plain_s == PLAIN_S
+
+
+def test_what_was_spent_in_company_stays_what_it_was_when_the_others_leave() -> None:
+    gate = _gate()
+    for _ in range(20):
+        gate.on_round(4, 8 * PLAIN_S, 0.0, Company(8, 4 * PLAIN_S))
+    assert gate.gain == pytest.approx(40)
+    for num_left in (4, 3, 2, 1):
+        for _ in range(5):
+            gate.on_round(3, 2 * num_left * PLAIN_S / 2, 0.0, Company(num_left, num_left * PLAIN_S / 2))
+    assert not gate.closed and not gate.num_closings
+    assert gate.gain == pytest.approx(40 + 20 * (3 - 2))
+
+
+def test_what_was_spent_alone_stays_what_it_was_when_others_come() -> None:
+    gate = _gate()
+    for _ in range(3):
+        gate.on_round(1, 2 * PLAIN_S, 0.0)
+    loss = gate.loss
+    gate.on_round(1, 8 * PLAIN_S, 0.0, Company(8, 8 * PLAIN_S))
+    assert gate.loss == pytest.approx(loss) == 3
