@@ -103,7 +103,7 @@ class Gate:
 
     @property
     def plain_s(self) -> float:
-        """Seconds of one more plain pass: the median of this caption's, or of what the target reckons in company. Before
+        """Seconds of one more plain pass: the median of this caption's, in company of what the target reckons. Before
         there are enough, the process's average or a share of a pass over a window, and never more than the shortest
         round of this caption."""
         if self._is_reckoned or len(self._plain_samples) >= ENOUGH_SAMPLES:
