@@ -247,7 +247,7 @@ class StepBatcher:
         self._rides = rides
         self._thread = thread
         self._max_steps = max_steps
-        self._costs = CompanyCosts()
+        self._costs = CompanyCosts(max_steps)
         self._waiting: deque[Step] = deque()
         self._changed = threading.Condition()
         self._is_queued = False

@@ -18,6 +18,9 @@ STALL = 4.0
 """A pass that takes so many times what was foreseen counts as that: the machine stood still."""
 
 
+SHORTEST_S = 1e-9
+
+
 @dataclass(frozen=True)
 class Company:
     """Whom a pass kept waiting, and what that costs them; seconds are 0 where the target does not know yet."""
@@ -25,7 +28,8 @@ class Company:
     num_sessions: int = 1
     """Those that the pass ran, and those that waited for their turn meanwhile."""
     plain_s: float = 0.0
-    """A pass in which each of them has one row and no window, at this pass's speed of the machine."""
+    """A pass in which each of them has one row and no window, or as many passes as that takes, at the speed that the
+    machine has now."""
     row_s: float = 0.0
     """One more row of a window, whoever brings it."""
 
@@ -44,7 +48,9 @@ class CompanyCosts:
     On a GPU b is about 0 as long as a pass waits for its weights; on a CPU every session's KV is read anew.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_sessions: int) -> None:
+        """`most_sessions`: of one pass; others have theirs after it."""
+        self._most_sessions = most_sessions
         self._weight = 0.0
         self._mean_s = self._mean_n = self._mean_r = 0.0
         self._nn = self._nr = self._rr = self._ns = self._rs = 0.0
@@ -70,7 +76,7 @@ class CompanyCosts:
         """Seconds of a pass over so many sessions with so many rows of windows."""
         session_s, row_s = self._slopes()
         seconds = self._mean_s + session_s * (num_sessions - self._mean_n) + row_s * (num_rows - self._mean_r)
-        return max(seconds, 0.1 * self._mean_s)
+        return max(seconds, 0.1 * self._mean_s, SHORTEST_S)
 
     @property
     def is_known(self) -> bool:
@@ -81,7 +87,9 @@ class CompanyCosts:
         """What a pass tells so many sessions. `speed`: its seconds over those that were foreseen for it."""
         if not self.is_known:
             return Company(num_sessions)
-        return Company(num_sessions, speed * self(num_sessions, 0), speed * self._slopes()[1])
+        num_full, num_others = divmod(num_sessions, self._most_sessions)
+        plain_s = num_full * self(self._most_sessions, 0) + (self(num_others, 0) if num_others else 0.0)
+        return Company(num_sessions, speed * plain_s, speed * self._slopes()[1])
 
     def _slopes(self) -> tuple[float, float]:
         """Seconds a session and seconds a row, neither below 0."""

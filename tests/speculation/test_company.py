@@ -11,7 +11,7 @@ from slipstream.speculation.company import KNOWN_PASSES, STALL, Company, Company
 
 def _costs(base_s: float, session_s: float, row_s: float, *, noise: float = 0.0, num_passes: int = 300) -> CompanyCosts:
     """After passes of one to ten sessions that seldom come without windows."""
-    costs, draw = CompanyCosts(), random.Random(0)
+    costs, draw = CompanyCosts(32), random.Random(0)
     for _ in range(num_passes):
         num_sessions = draw.randint(1, 10)
         num_rows = sum(draw.choice((0, *range(1, 17))) for _ in range(num_sessions))
@@ -38,15 +38,25 @@ def test_a_pass_at_another_speed_tells_of_plain_passes_at_that_speed() -> None:
 
 
 def test_a_session_alone_has_what_its_passes_take() -> None:
-    costs = CompanyCosts()
+    costs = CompanyCosts(32)
     for num_rows in [0, 8] * 50:
         costs.observe(1, num_rows, 0.01 + 0.001 * num_rows)
     assert costs.company(1).plain_s == pytest.approx(0.01, rel=0.02)
     assert not costs.company(1).is_shared and costs.company(2).is_shared
 
 
+def test_sessions_that_do_not_fit_into_a_pass_have_theirs_after_it() -> None:
+    one_by_one, by_fours = CompanyCosts(1), CompanyCosts(4)
+    for num_rows in [0, 8] * 50:
+        one_by_one.observe(1, num_rows, 0.01 + 0.001 * num_rows)
+        by_fours.observe(4, num_rows, 0.01 + 0.001 * num_rows)
+    assert one_by_one.company(8).plain_s == pytest.approx(8 * 0.01, rel=0.02)
+    assert by_fours.company(10).plain_s == pytest.approx(3 * 0.01, rel=0.02)
+    assert one_by_one.company(8).row_s == pytest.approx(0.001, rel=0.02), "all wait for a row"
+
+
 def test_nothing_is_told_of_the_first_passes() -> None:
-    costs = CompanyCosts()
+    costs = CompanyCosts(32)
     while not costs.is_known:
         assert costs.company(3) == Company(3) and not Company(3).is_shared
         costs.observe(3, 10, 0.1)
@@ -63,7 +73,7 @@ def test_a_stall_says_little() -> None:
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(1, 32), st.integers(0, 512), st.floats(0.0, 10.0)), min_size=10, max_size=60))
 def test_whatever_passes_take_no_costs_are_below_0(passes: list[tuple[int, int, float]]) -> None:
-    costs = CompanyCosts()
+    costs = CompanyCosts(32)
     for num_sessions, num_rows, seconds in passes:
         costs.observe(num_sessions, num_rows, seconds)
         told = costs.company(num_sessions)
