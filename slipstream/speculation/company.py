@@ -9,16 +9,19 @@ from dataclasses import dataclass
 
 DECAY = 0.99
 """Weight that a pass keeps when the next one arrives: a memory of about 100 passes."""
-KNOWN_PASSES = 8.0
-"""Weight of passes from which on the costs are told."""
 PRIOR_WEIGHT = 5.0
 """Strength of the notion that a session costs nothing beside the pass, and a row 5% of a session's share."""
-PRIOR_ROW_SHARE = 0.05
-STALL = 4.0
-"""A pass that takes so many times what was foreseen counts as that: the machine stood still."""
+PRIOR_SLOPE = 0.05
+"""Before anything is measured, a draft token in the window is taken to cost this share of a plain pass."""
+STALL, KNOWN_WEIGHT = 4.0, 8.0
+"""Once so many passes are known, one that takes longer than `STALL` times what is known of them counts as that: the
+machine stood still, which says nothing of the next pass. A cost that did rise is followed at some percent a pass."""
+SHORTEST_PASS_S = 1e-9
 
 
-SHORTEST_S = 1e-9
+def without_stall(seconds: float, known_s: float, weight: float) -> float:
+    """Seconds of a pass as they are remembered, where passes of that weight took `known_s`."""
+    return min(seconds, STALL * known_s) if weight >= KNOWN_WEIGHT else seconds
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,7 @@ class CompanyCosts:
 
     def observe(self, num_sessions: int, num_rows: int, seconds: float) -> None:
         """A pass over so many sessions, whose windows had so many rows together."""
-        if self.is_known:
-            seconds = min(seconds, STALL * self(num_sessions, num_rows))
+        seconds = without_stall(seconds, self(num_sessions, num_rows), self._weight)
         kept = self._weight * DECAY
         self._weight = kept + 1.0
         off_n, off_r, off_s = num_sessions - self._mean_n, num_rows - self._mean_r, seconds - self._mean_s
@@ -76,12 +78,12 @@ class CompanyCosts:
         """Seconds of a pass over so many sessions with so many rows of windows."""
         session_s, row_s = self._slopes()
         seconds = self._mean_s + session_s * (num_sessions - self._mean_n) + row_s * (num_rows - self._mean_r)
-        return max(seconds, 0.1 * self._mean_s, SHORTEST_S)
+        return max(seconds, 0.1 * self._mean_s, SHORTEST_PASS_S)
 
     @property
     def is_known(self) -> bool:
         """Enough passes have been seen."""
-        return self._weight >= KNOWN_PASSES
+        return self._weight >= KNOWN_WEIGHT
 
     def company(self, num_sessions: int, speed: float = 1.0) -> Company:
         """What a pass tells so many sessions. `speed`: its seconds over those that were foreseen for it."""
@@ -93,7 +95,7 @@ class CompanyCosts:
 
     def _slopes(self) -> tuple[float, float]:
         """Seconds a session and seconds a row, neither below 0."""
-        prior_row_s = PRIOR_ROW_SHARE * self._mean_s / max(self._mean_n, 1.0)
+        prior_row_s = PRIOR_SLOPE * self._mean_s / max(self._mean_n, 1.0)
         nn, rr = self._nn + PRIOR_WEIGHT, self._rr + PRIOR_WEIGHT
         ns, rs = self._ns, self._rs + PRIOR_WEIGHT * prior_row_s
         determinant = nn * rr - self._nr * self._nr

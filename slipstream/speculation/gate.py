@@ -9,7 +9,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass
 
-from slipstream.speculation.company import ALONE, Company
+from slipstream.speculation.company import ALONE, SHORTEST_PASS_S, Company
 from slipstream.speculation.pacing import CostModel
 
 # **Open**, every round of speculation (hold, round trip, pass) is charged `seconds / plain_s - tokens committed`. The
@@ -44,7 +44,6 @@ LONGEST_ROUND = 3.0
 Holds count in full."""
 FIRST_REST, LONGEST_REST = 64, 512
 RECONSIDER = 6
-SHORTEST_PASS_S = 1e-9
 ENOUGH_SAMPLES = 3
 """Plain passes that must have been measured in this caption before their median counts."""
 RECENT_SAMPLES = 15

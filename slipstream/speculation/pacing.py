@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, Self
 
 from slipstream.errors import InvalidRequest
-from slipstream.speculation.company import ALONE, Company
+from slipstream.speculation.company import ALONE, PRIOR_SLOPE, Company, without_stall
 
 # -- costs ------------------------------------------------------------------------------------------------------------
 
@@ -18,13 +18,10 @@ from slipstream.speculation.company import ALONE, Company
 
 DECAY = 0.97
 """Weight that an observation keeps when the next one arrives: a memory of about 33 observations."""
-PRIOR_SLOPE = 0.05
-"""Before anything is measured, a draft token in the window is taken to cost this share of a plain pass."""
 PRIOR_SLOPE_WEIGHT = 20.0
-"""Strength of that prior, in units of squared window lengths."""
-STALL, KNOWN_WEIGHT = 4.0, 8.0
-"""Once so many passes are known, one that takes longer than `STALL` times their mean counts as that: the machine stood
-still, which says nothing of the next pass. A cost that did rise is followed at 9% a pass."""
+"""Strength of the prior `PRIOR_SLOPE`, in units of squared window lengths."""
+PRIOR_MEAN_WEIGHT = 0.25
+"""And that of the pass that it foretells for windows of the mean length, in passes."""
 MIN_TAU, MAX_TAU = 0.02, 0.995
 FORGOTTEN_TAU, FORGOTTEN_WEIGHT = 0.5, 4.0
 
@@ -41,15 +38,11 @@ class DecayedMean:
         self.value += (sample - self.value) / self.weight
 
 
-def _without_stall(seconds: float, known_s: float, weight: float) -> float:
-    return min(seconds, STALL * known_s) if weight >= KNOWN_WEIGHT else seconds
-
-
 class PassMean(DecayedMean):
     """Of seconds of passes, among which a stall is not remembered."""
 
     def observe(self, sample: float) -> None:
-        super().observe(_without_stall(sample, self.value, self.weight))
+        super().observe(without_stall(sample, self.value, self.weight))
 
 
 @dataclass(frozen=True)
@@ -102,12 +95,20 @@ class WindowCosts:
             self.shared_row_s.observe(company.row_s)
         if window_len == 0:
             self.plain.observe(seconds)
+            self._age()
             return
-        seconds = _without_stall(seconds, self(window_len), self._weight)
-        for name, sample in (("_weight", 1.0), ("_k", window_len), ("_t", seconds)):
-            setattr(self, name, getattr(self, name) * DECAY + sample)
-        self._kk = self._kk * DECAY + window_len**2
-        self._kt = self._kt * DECAY + window_len * seconds
+        seconds = without_stall(seconds, self(window_len), self._weight)
+        self._age()
+        self._weight += 1.0
+        self._k += window_len
+        self._t += seconds
+        self._kk += window_len**2
+        self._kt += window_len * seconds
+
+    def _age(self) -> None:
+        """Windows are forgotten in plain passes as well: else some that a busy machine made slow would be the last."""
+        for name in ("_weight", "_k", "_t", "_kk", "_kt"):
+            setattr(self, name, getattr(self, name) * DECAY)
 
     def __call__(self, window_len: int) -> float:
         return self.line()(window_len)
@@ -117,9 +118,11 @@ class WindowCosts:
         mean_k, mean_t = (self._k / self._weight, self._t / self._weight) if self._weight else (0.0, self.plain.value)
         # A line that never died has run no plain pass; then the windows say what one would take.
         plain_s = self.plain.value if self.plain.weight else mean_t / (1 + PRIOR_SLOPE * mean_k)
+        prior_t = plain_s * (1 + PRIOR_SLOPE * mean_k)
         covariance = self._kt - self._weight * mean_k * mean_t
         variance = self._kk - self._weight * mean_k**2
         slope = (covariance + PRIOR_SLOPE_WEIGHT * PRIOR_SLOPE * plain_s) / (variance + PRIOR_SLOPE_WEIGHT)
+        mean_t = (self._t + PRIOR_MEAN_WEIGHT * prior_t) / (self._weight + PRIOR_MEAN_WEIGHT)
         return PassLine(plain_s, mean_k, mean_t, max(slope, 0.0), 0.2 * min(plain_s, mean_t))
 
     @property

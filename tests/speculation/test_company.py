@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.speculation.company import KNOWN_PASSES, STALL, Company, CompanyCosts
+from slipstream.speculation.company import KNOWN_WEIGHT, STALL, Company, CompanyCosts
 
 
 def _costs(base_s: float, session_s: float, row_s: float, *, noise: float = 0.0, num_passes: int = 300) -> CompanyCosts:
@@ -67,7 +67,7 @@ def test_a_stall_says_little() -> None:
     costs = _costs(0.01, 0.005, 0.001)
     before = costs.company(4).plain_s
     costs.observe(4, 20, 60.0)
-    assert costs.company(4).plain_s < before * (1 + STALL / KNOWN_PASSES)
+    assert costs.company(4).plain_s < before * (1 + STALL / KNOWN_WEIGHT)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.speculation.pacing import MAX_TAU, MIN_TAU, PRIOR_SLOPE, CostModel, DecayedMean, WindowCosts
+from slipstream.speculation.company import PRIOR_SLOPE
+from slipstream.speculation.pacing import MAX_TAU, MIN_TAU, CostModel, DecayedMean, WindowCosts
 
 SECONDS = st.floats(1e-4, 10.0)
 
@@ -46,8 +47,24 @@ def test_windows_of_one_length_leave_the_slope_to_the_prior() -> None:
     for _ in range(100):
         costs.observe(0, 0.02)
         costs.observe(8, 0.03)
-    assert costs(8) == pytest.approx(0.03)
+    assert costs(8) == pytest.approx(0.03, rel=0.002)
     assert costs(9) - costs(8) == pytest.approx(PRIOR_SLOPE * 0.02)
+
+
+def test_slow_windows_are_forgotten_in_plain_passes() -> None:
+    """Where they keep all further windows from being judged, nothing else tells that the machine is free again."""
+    costs = WindowCosts()
+    for _ in range(5):
+        costs.observe(0, 0.02)
+        costs.observe(4, 0.5)
+        costs.observe(12, 2.0)
+    assert costs(8) > 20 * costs(0)
+    for _ in range(250):
+        costs.observe(0, 0.02)
+    assert costs(8) < 3 * costs(0)
+    for _ in range(30_000):
+        costs.observe(0, 0.02)
+    assert costs(8) == pytest.approx(costs(0) * (1 + 8 * PRIOR_SLOPE))
 
 
 def test_before_any_window_a_plain_pass_is_the_guide() -> None:

@@ -116,10 +116,19 @@ def test_speculation_foresees_what_it_brings_all() -> None:
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.floats(0.0, 1.0), st.floats(0.05, 0.5), st.integers(2, 16))
 def test_company_never_makes_windows_longer(tau: float, slope: float, company: int) -> None:
-    """Where it is the target's time that counts."""
+    """Where it is the target's time that counts, and rows cost at least the prior, which a caption alone leans to."""
     alone, shared = (measured_costs(1e6, tau, slope=slope, num_sessions=count) for count in (1, company))
     assert _window(shared) <= _window(alone)
     assert all(shared.target_pass_s.price()(window_len) > 0 for window_len in range(17))
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.floats(0.0, 1.0), st.floats(0.0, 0.5), st.integers(2, 16), st.integers(0, 16))
+def test_more_company_never_makes_windows_longer(tau: float, slope: float, company: int, more: int) -> None:
+    """Whatever rows cost, which the target tells all."""
+    few, many = (measured_costs(1e6, tau, slope=slope, num_sessions=count) for count in (company, company + more))
+    assert _window(many) <= _window(few)
+    assert all(many.target_pass_s.price()(window_len) > 0 for window_len in range(17))
 
 
 def test_windows_shrink_where_rows_take_the_time_of_others() -> None:
