@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import torch
@@ -25,11 +25,9 @@ from slipstream.families.preprocess import frames_at_once
 from slipstream.logs import get_logger, heard
 from slipstream.messages import Frames
 from slipstream.session_messages import PassFacts, SessionStart
-from slipstream.speculation.company import Company, CompanyCosts
+from slipstream.speculation.company import CompanyCosts
 
 # -- work -------------------------------------------------------------------------------------------------------------
-
-# Runs a session's work on the model's thread in blocks, refuses more after its end, and frees what it held once.
 
 T = TypeVar("T")
 FRAMES_PER_BLOCK = 16
@@ -234,6 +232,9 @@ class Step:
     `GreedyRows`. Returns whether the session will soon be back."""
     on_error: Callable[[Exception], None]
     takes_largest: bool = False
+    is_drafting: bool = False
+    """It judges nothing, and its state may be a smaller one than the session's own: it takes less than others."""
+    handed_in_s: float = field(default_factory=time.perf_counter)
 
 
 class StepBatcher:
@@ -251,8 +252,8 @@ class StepBatcher:
         self._waiting: deque[Step] = deque()
         self._changed = threading.Condition()
         self._is_queued = False
-        self._expected: set[SessionWork] = set()
-        self._expect_until = 0.0
+        self._due_s = 0.0  # since when the thread has been asked for a pass
+        self._expected, self._expect_until = set[SessionWork](), 0.0
 
     def submit(self, step: Step) -> None:
         """Hands in a step. From any thread."""
@@ -262,7 +263,7 @@ class StepBatcher:
             self._changed.notify()
             if not self._is_queued:
                 self._is_queued = True
-                self._thread.submit(self._run, Lane.DECODE)
+                self._ask()
 
     def forget(self, work: SessionWork) -> None:
         """The session has ended; no pass waits for it."""
@@ -275,7 +276,12 @@ class StepBatcher:
         """Somebody is expected, and the next pass has room for them."""
         return bool(self._expected) and len(self._waiting) < self._max_steps
 
+    def _ask(self) -> None:
+        self._due_s = time.perf_counter()
+        self._thread.submit(self._run, Lane.DECODE)
+
     def _run(self) -> None:
+        began = time.perf_counter()
         with self._changed:
             while self._is_worth_waiting and (left_s := self._expect_until - time.perf_counter()) > 0:
                 self._changed.wait(left_s)
@@ -288,14 +294,14 @@ class StepBatcher:
             else:
                 living.append(step)
         if living:
-            self._run_pass(living)
+            self._run_pass(living, began)
         with self._changed:
             if self._waiting:
-                self._thread.submit(self._run, Lane.DECODE)
+                self._ask()
             else:
                 self._is_queued = False
 
-    def _run_pass(self, steps: Sequence[Step]) -> None:
+    def _run_pass(self, steps: Sequence[Step], began: float) -> None:
         started = time.perf_counter()
         batch = [(step.state, step.window) for step in steps]
         ride = self._next_ride(steps)
@@ -306,8 +312,8 @@ class StepBatcher:
             outcomes = self._step_each(self._model.step, batch, ride)
         ended = time.perf_counter()
         self._note_errors(outcomes)
-        facts = PassFacts(ended - started, company=self._company(steps, ended - started, is_pure=ride is None))
-        returning = {step.work for step, outcome in zip(steps, outcomes, strict=True) if _tell(step, outcome, facts)}
+        facts = self._facts(steps, ended - started, began, is_pure=ride is None)
+        returning = {step.work for step, back in zip(steps, map(_tell, steps, outcomes, facts), strict=True) if back}
         del outcomes  # an error knows its traceback, which leads here, and from here to its session
         with self._changed:
             self._expected |= returning - {step.work for step in self._waiting}
@@ -315,13 +321,16 @@ class StepBatcher:
         if self._rides is not None:
             self._rides.go_on()
 
-    def _company(self, steps: Sequence[Step], pass_s: float, *, is_pure: bool) -> Company:
-        """Whom a pass kept waiting. `is_pure`: nothing rode along."""
-        num_rows, speed = sum(num_new(step.window) - 1 for step in steps), 1.0
-        if is_pure:
+    def _facts(self, steps: Sequence[Step], pass_s: float, began: float, *, is_pure: bool) -> list[PassFacts]:
+        """What the pass was for each step, and whom it kept waiting. What the thread did for others until it `began`
+        would have slowed plain passes as well, and so what rode along. `is_pure`: nothing did."""
+        num_rows = sum(num_new(step.window) - 1 for step in steps)
+        if is_pure and not any(step.is_drafting for step in steps):
             self._costs.observe(len(steps), num_rows, pass_s)
-            speed = pass_s / self._costs(len(steps), num_rows)
-        return self._costs.company(len(steps) + len(self._waiting), speed)
+        usual_s, num_sessions = self._costs(len(steps), num_rows), len(steps) + len(self._waiting)
+        due_s = [max(step.handed_in_s, self._due_s) for step in steps]
+        speeds = [(pass_s + max(began - each_s, 0.0)) / usual_s for each_s in due_s]
+        return [PassFacts(pass_s, company=self._costs.company(num_sessions, speed)) for speed in speeds]
 
     def _next_ride(self, steps: Sequence[Step]) -> Ride | None:
         if self._rides is None:

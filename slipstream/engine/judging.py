@@ -164,7 +164,7 @@ class _Passes:
             self._go_on_drafting(drafting, num_tokens, logits, draft_s + facts.pass_s)
             return True
 
-        self.batcher.submit(Step(self.session.work, state, window, on_logits=on_logits, on_error=self._tell))
+        self.batcher.submit(Step(self.session.work, state, window, on_logits, self._tell, is_drafting=True))
 
     def _judge(self, request: JudgeRequest, draft_s: float = 0.0) -> None:
         self._num_left -= 1

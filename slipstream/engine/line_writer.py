@@ -382,7 +382,7 @@ class LineWriter:
 def _share_s(pass_s: PassLine, num_sharing: int, num_rows: int) -> float:
     """A session's share of a pass in which it has so many rows: each further row is paid in full."""
     one_s = pass_s(0)
-    return one_s / num_sharing + (pass_s(num_rows - 1) - one_s)
+    return one_s / num_sharing + max(pass_s(num_rows - 1) - one_s, 0.0)
 
 
 def _piece(unseen: Window) -> tuple[Window, bool]:

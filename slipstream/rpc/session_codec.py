@@ -281,8 +281,8 @@ def _read_judgement(message: target_pb2.Verdict) -> Judgement:
         tuple(message.path),
         tuple(message.drafted),
     )
-    company = from_message(message.company, Company) if message.HasField("company") else ALONE
-    facts = PassFacts(message.pass_s, message.num_drafted, message.draft_s, company)
+    company = from_message(message.company, Company)
+    facts = PassFacts(message.pass_s, message.num_drafted, message.draft_s, company if company.is_possible else ALONE)
     return Judgement(verdict, tuple(message.pieces), facts)
 
 

@@ -5,6 +5,7 @@ verdict. A session that went by its own seconds would hold the rows of the other
 turns in two groups, it would hold half of them for all.
 """
 
+import statistics
 from dataclasses import dataclass
 
 DECAY = 0.99
@@ -16,12 +17,8 @@ PRIOR_SLOPE = 0.05
 STALL, KNOWN_WEIGHT = 4.0, 8.0
 """Once so many passes are known, one that takes longer than `STALL` times what is known of them counts as that: the
 machine stood still, which says nothing of the next pass. A cost that did rise is followed at some percent a pass."""
-SHORTEST_PASS_S = 1e-9
-
-
-def without_stall(seconds: float, known_s: float, weight: float) -> float:
-    """Seconds of a pass as they are remembered, where passes of that weight took `known_s`."""
-    return min(seconds, STALL * known_s) if weight >= KNOWN_WEIGHT else seconds
+SHORTEST_PASS_S, LONGEST_PASS_S = 1e-9, 3600.0
+MOST_SESSIONS = 4096
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class Company:
     """Those that the pass ran, and those that waited for their turn meanwhile."""
     plain_s: float = 0.0
     """A pass in which each of them has one row and no window, or as many passes as that takes, at the speed that the
-    machine has now."""
+    machine has now, and with what it does for others meanwhile."""
     row_s: float = 0.0
     """One more row of a window, whoever brings it."""
 
@@ -40,6 +37,12 @@ class Company:
     def is_shared(self) -> bool:
         """Others are there, and it is known what they would cost without windows."""
         return self.num_sessions > 1 and self.plain_s > 0
+
+    @property
+    def is_possible(self) -> bool:
+        """Passes can be so. What cannot (nor is a number) must not get into what is remembered of them."""
+        seconds_are = self.plain_s == 0 or SHORTEST_PASS_S <= self.plain_s <= LONGEST_PASS_S
+        return 0 < self.num_sessions <= MOST_SESSIONS and seconds_are and 0 <= self.row_s <= LONGEST_PASS_S
 
 
 ALONE = Company()
@@ -54,13 +57,26 @@ class CompanyCosts:
     def __init__(self, most_sessions: int) -> None:
         """`most_sessions`: of one pass; others have theirs after it."""
         self._most_sessions = most_sessions
+        self._first: list[tuple[int, int, float]] = []
+        """Passes that are not told of yet."""
         self._weight = 0.0
         self._mean_s = self._mean_n = self._mean_r = 0.0
         self._nn = self._nr = self._rr = self._ns = self._rs = 0.0
 
     def observe(self, num_sessions: int, num_rows: int, seconds: float) -> None:
         """A pass over so many sessions, whose windows had so many rows together."""
-        seconds = without_stall(seconds, self(num_sessions, num_rows), self._weight)
+        if self.is_known:
+            self._add(num_sessions, num_rows, min(seconds, STALL * self(num_sessions, num_rows)))
+            return
+        self._first.append((num_sessions, num_rows, seconds))
+        if len(self._first) >= KNOWN_WEIGHT:
+            longest_s = STALL * statistics.median(seconds for *_, seconds in self._first)
+            for passed in self._first:
+                if passed[-1] <= longest_s:  # else it prepared what all others use
+                    self._add(*passed)
+            self._first.clear()
+
+    def _add(self, num_sessions: int, num_rows: int, seconds: float) -> None:
         kept = self._weight * DECAY
         self._weight = kept + 1.0
         off_n, off_r, off_s = num_sessions - self._mean_n, num_rows - self._mean_r, seconds - self._mean_s
@@ -83,7 +99,7 @@ class CompanyCosts:
     @property
     def is_known(self) -> bool:
         """Enough passes have been seen."""
-        return self._weight >= KNOWN_WEIGHT
+        return self._weight > 0
 
     def company(self, num_sessions: int, speed: float = 1.0) -> Company:
         """What a pass tells so many sessions. `speed`: its seconds over those that were foreseen for it."""

@@ -112,6 +112,11 @@ class Gate:
         return min(guess_s, self._shortest_round_s)
 
     @property
+    def _present_s(self) -> float:
+        """The same at this moment: in company, which changes, as the newest pass told."""
+        return self._plain_samples[-1] if self._is_reckoned else self.plain_s
+
+    @property
     def loss(self) -> float:
         """Plain passes that speculation has cost more than plain decoding since the gate opened; negative is gain."""
         return self._stretch.loss(self.plain_s)
@@ -119,7 +124,7 @@ class Gate:
     @property
     def patience_s(self) -> float:
         """Seconds that the target may be held for the draft now."""
-        return min(max(self._budget - self.loss, 0.0), LONGEST_HOLD) * self.plain_s
+        return min(max(self._budget - self.loss, 0.0), LONGEST_HOLD) * min(self.plain_s, self._present_s)
 
     @property
     def gain(self) -> float:
@@ -150,8 +155,7 @@ class Gate:
         """A round of speculation ended: the target was held for `held_s` and answered after `round_s` more."""
         self._reckon(company)
         self._shortest_round_s = min(self._shortest_round_s, round_s)
-        plain_s = self.plain_s
-        spent_s = held_s + min(round_s, LONGEST_ROUND * plain_s)
+        spent_s = held_s + min(round_s, LONGEST_ROUND * self._present_s)
         self.num_rounds += 1
         self._count(num_tokens, spent_s, self._stretch, self._caption)
         loss = self.loss
@@ -171,7 +175,7 @@ class Gate:
         if in_batch and undisturbed and not self._is_reckoned:
             self._plain_samples.append(pass_s)
         elif not undisturbed:
-            self._count(1, min(pass_s, LONGEST_ROUND * self.plain_s), self._caption)
+            self._count(1, min(pass_s, LONGEST_ROUND * self._present_s), self._caption)
         if not self.closed:
             return
         self.num_gated_tokens += 1
@@ -195,7 +199,7 @@ class Gate:
         for account in accounts:
             account.add(num_tokens, spent_s)
             if self._is_reckoned:
-                account.settle(self._plain_samples[-1])
+                account.settle(self._present_s)
 
     def _close(self) -> None:
         self.closed = True

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, Self
 
 from slipstream.errors import InvalidRequest
-from slipstream.speculation.company import ALONE, PRIOR_SLOPE, Company, without_stall
+from slipstream.speculation.company import ALONE, KNOWN_WEIGHT, PRIOR_SLOPE, STALL, Company
 
 # -- costs ------------------------------------------------------------------------------------------------------------
 
@@ -18,6 +18,8 @@ from slipstream.speculation.company import ALONE, PRIOR_SLOPE, Company, without_
 
 DECAY = 0.97
 """Weight that an observation keeps when the next one arrives: a memory of about 33 observations."""
+COMPANY_DECAY = 0.8
+"""The same of how many share a pass: captions come and go, and some 5 passes say how many there are now."""
 PRIOR_SLOPE_WEIGHT = 20.0
 """Strength of the prior `PRIOR_SLOPE`, in units of squared window lengths."""
 PRIOR_MEAN_WEIGHT = 0.25
@@ -32,17 +34,23 @@ class DecayedMean:
 
     value: float
     weight: float = 0.0
+    decay: float = DECAY
 
     def observe(self, sample: float) -> None:
-        self.weight = self.weight * DECAY + 1.0
+        self.weight = self.weight * self.decay + 1.0
         self.value += (sample - self.value) / self.weight
+
+
+def _without_stall(seconds: float, known_s: float, weight: float) -> float:
+    """Seconds of a pass as they are remembered, where passes of that weight took `known_s`."""
+    return min(seconds, STALL * known_s) if weight >= KNOWN_WEIGHT else seconds
 
 
 class PassMean(DecayedMean):
     """Of seconds of passes, among which a stall is not remembered."""
 
     def observe(self, sample: float) -> None:
-        super().observe(without_stall(sample, self.value, self.weight))
+        super().observe(_without_stall(sample, self.value, self.weight))
 
 
 @dataclass(frozen=True)
@@ -77,11 +85,12 @@ class WindowCosts:
     """
 
     plain: DecayedMean = field(default_factory=lambda: PassMean(0.05))
-    num_sessions: DecayedMean = field(default_factory=lambda: DecayedMean(1.0))
+    num_sessions: DecayedMean = field(default_factory=lambda: DecayedMean(1.0, decay=COMPANY_DECAY))
     """Those that a pass keeps the target busy for, this one among them."""
     shared_plain_s: DecayedMean = field(default_factory=lambda: PassMean(0.0))
-    shared_row_s: DecayedMean = field(default_factory=lambda: PassMean(0.0))
-    """A plain pass of all those, and a row more of a pass, as the target says of passes with company."""
+    """A plain pass of all those, as the target says of passes with company."""
+    shared_slope: DecayedMean = field(default_factory=lambda: DecayedMean(PRIOR_SLOPE))
+    """What a row more of each of them costs, as a share of it."""
     _weight: float = 0.0
     _k: float = 0.0
     _t: float = 0.0
@@ -92,12 +101,12 @@ class WindowCosts:
         self.num_sessions.observe(company.num_sessions)
         if company.is_shared:
             self.shared_plain_s.observe(company.plain_s)
-            self.shared_row_s.observe(company.row_s)
+            self.shared_slope.observe(company.num_sessions * company.row_s / company.plain_s)
         if window_len == 0:
             self.plain.observe(seconds)
             self._age()
             return
-        seconds = without_stall(seconds, self(window_len), self._weight)
+        seconds = _without_stall(seconds, self(window_len), self._weight)
         self._age()
         self._weight += 1.0
         self._k += window_len
@@ -127,7 +136,7 @@ class WindowCosts:
 
     @property
     def is_shared(self) -> bool:
-        """Most passes have company of which the target has told."""
+        """The newest passes have company of which the target has told."""
         return self.num_sessions.value >= 1.5 and self.shared_plain_s.weight > 0
 
     def price(self) -> PassLine:
@@ -135,7 +144,7 @@ class WindowCosts:
         if not self.is_shared:
             return self.line()
         plain_s = self.shared_plain_s.value
-        return PassLine(plain_s, 0.0, plain_s, self.num_sessions.value * self.shared_row_s.value, 0.2 * plain_s)
+        return PassLine(plain_s, 0.0, plain_s, self.shared_slope.value * plain_s, 0.2 * plain_s)
 
 
 @dataclass
@@ -183,8 +192,10 @@ class CostModel:
         return self.target_pass_s(0) / self.draft_pass_s.value
 
     def fork(self) -> Self:
-        """A copy that another session may change."""
-        return copy.deepcopy(self)
+        """A copy that another session may change. Whether it has company its first pass tells."""
+        forked = copy.deepcopy(self)
+        forked.target_pass_s.num_sessions.weight = 0.0
+        return forked
 
 
 # -- pacing -----------------------------------------------------------------------------------------------------------

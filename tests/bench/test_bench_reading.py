@@ -72,6 +72,7 @@ def test_faults_that_did_not_happen_show_nothing() -> None:
     assert not holds(identical="2/3") and not holds(strikes=0) and not holds(without_draft=0)
 
 
+@pytest.mark.long
 @needs_documents
 def test_documents_from_end_to_end(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole, "MAX_TOKENS", 40)

@@ -344,6 +344,7 @@ def test_vision(run: Any) -> None:
     assert {tower: row["chunks"] for tower, row in document["towers"].items()} == {"Qwen ViT": 2, "SigLIP": 2}
 
 
+@pytest.mark.long
 def test_fault(run: Any) -> None:
     document, status = run("gpu-fault")
     assert status == 0 and document["gone_s"] > 0 and document["exit_status"] > 0

@@ -91,7 +91,11 @@ async def test_the_layer_can_be_left_alone(pool: ReaderPool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "mode"), [("PNG", "1"), ("PNG", "P"), ("JPEG", "L"), ("TIFF", "RGBA"), ("PNG", "I;16")]
+    ("kind", "mode"),
+    [
+        *(("PNG", "1"), ("PNG", "P"), ("PNG", "I;16")),
+        *(pytest.param(kind, mode, marks=pytest.mark.long) for kind, mode in (("JPEG", "L"), ("TIFF", "RGBA"))),
+    ],
 )
 async def test_images_of_every_kind_are_read(pool: ReaderPool, kind: str, mode: str) -> None:
     draft = await read(pool, image_bytes(drawn_picture(), kind, mode))

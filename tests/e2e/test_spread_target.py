@@ -118,6 +118,7 @@ async def test_a_lost_process_is_a_lost_target(spread: Spread) -> None:
         os.kill(follower, 0)
 
 
+@pytest.mark.long
 async def test_a_killed_rank_0_takes_the_others_along(spread: Spread) -> None:
     target = spread.target
     before, follower = target.pid, spread.follower_pid()

@@ -35,18 +35,22 @@ def walk() -> Walk:
     return walk
 
 
+@pytest.mark.long
 def test_a_caption_crosses_few_files(walk: Walk) -> None:
     assert len(walk.caption) <= MOST_FOR_A_CAPTION, walk.caption
 
 
+@pytest.mark.long
 def test_a_round_crosses_few_files(walk: Walk) -> None:
     assert len(walk.round) <= MOST_FOR_A_ROUND, walk.round
 
 
+@pytest.mark.long
 def test_an_archive_job_crosses_few_more_files(walk: Walk) -> None:
     assert len(walk.archive_extra) <= MOST_MORE_FOR_A_JOB, walk.archive_extra
 
 
+@pytest.mark.long
 def test_a_walk_is_no_list_of_imports(walk: Walk) -> None:
     assert set(walk.caption) < set(walk.imported)
     assert set(walk.round) < set(walk.caption)

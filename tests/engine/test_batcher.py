@@ -1,9 +1,10 @@
 """Packed steps are what single steps are, and one session's trouble is its own."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,8 +120,35 @@ def test_sessions_are_told_what_plain_passes_would_cost_all(pair: Pair, sessions
             batcher.submit(session.step(*window))
         thread.run_one()
     for session in sessions:
-        assert [company.plain_s > 0 for company in session.company] == [False] * 8 + [True] * 2
+        assert [company.plain_s > 0 for company in session.company] == [False] * 7 + [True] * 3
         assert session.company[-1].is_shared and session.company[-1].row_s >= 0
+
+
+def test_what_the_thread_does_for_others_would_have_slowed_plain_passes_too(
+    pair: Pair, sessions: list[Session]
+) -> None:
+    """As long as each step waited for it."""
+    batcher, thread = make_batcher(pair)
+    for _ in range(8):
+        for session in sessions:
+            batcher.submit(session.step(5))
+        thread.run_one()
+    first, second, third = sessions
+    batcher.submit(first.step(5))
+    time.sleep(0.1)  # the block of a prompt
+    batcher.submit(second.step(5))
+    batcher.submit(third.step(5))
+    thread.run_one()
+    early, late, last = (session.company[-1].plain_s for session in sessions)
+    assert early >= 0.1 and early >= late + 0.099 and late >= last
+
+
+def test_passes_that_only_draft_say_nothing_of_others(pair: Pair, sessions: list[Session]) -> None:
+    batcher, thread = make_batcher(pair)
+    for _ in range(20):
+        batcher.submit(replace(sessions[0].step(5), is_drafting=True))
+        thread.run_one()
+    assert sessions[0].company == [Company(1)] * 20
 
 
 def test_a_session_that_cannot_go_on_harms_no_other(pair: Pair, sessions: list[Session]) -> None:

@@ -1,5 +1,6 @@
 """Windows and verdicts survive the wire, and what no peer could mean is refused."""
 
+import math
 from typing import Any
 
 import pytest
@@ -67,7 +68,7 @@ def test_self_drafted_windows(num_passes: int, self_draft: int) -> None:
         assert read_judge(over_the_wire(message).judge) == JudgeRequest(window, num_passes, self_draft=self_draft)
 
 
-COMPANY = st.builds(Company, st.integers(1, 64), st.floats(0, 100), st.floats(0, 1))
+COMPANY = st.builds(Company, st.integers(1, 64), st.just(0.0) | st.floats(1e-6, 100), st.floats(0, 1))
 FACTS = st.builds(PassFacts, st.floats(0, 100), uint32, st.floats(0, 100), COMPANY)
 
 
@@ -80,6 +81,21 @@ def test_verdicts(verdict: Verdict, pieces: list[str], facts: PassFacts) -> None
     message.verdict.ClearField("company")
     told = read_target_event(message)
     assert isinstance(told, Judgement) and told.facts.company == ALONE, "a target that says nothing of it"
+
+
+@pytest.mark.parametrize(
+    "company",
+    [
+        *(Company(8, plain_s, 0.001) for plain_s in (math.nan, math.inf, -1.0, 5e-324, 1e308)),
+        *(Company(8, 0.1, row_s) for row_s in (math.nan, math.inf, -1e-9)),
+        Company(2**31, 0.1, 0.001),
+    ],
+    ids=str,
+)
+def test_what_passes_cannot_cost_is_not_believed(company: Company) -> None:
+    facts = PassFacts(0.1, company=company)
+    told = read_target_event(over_the_wire(target_event(Judgement(Verdict(0, 5), ("a",), facts))))
+    assert isinstance(told, Judgement) and told.facts.company == ALONE
 
 
 @pytest.mark.parametrize(

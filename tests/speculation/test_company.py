@@ -70,6 +70,17 @@ def test_a_stall_says_little() -> None:
     assert costs.company(4).plain_s < before * (1 + STALL / KNOWN_WEIGHT)
 
 
+@pytest.mark.parametrize("first_s", [0.5, 60.0])
+def test_a_first_pass_that_prepares_things_does_not_hide_what_rows_cost(first_s: float) -> None:
+    costs, draw = CompanyCosts(32), random.Random(0)
+    costs.observe(8, 40, first_s)
+    for _ in range(20):
+        num_rows = draw.randint(10, 80)
+        costs.observe(8, num_rows, 0.03 + 0.0005 * num_rows)
+    assert costs.company(8).row_s > 0.0001
+    assert costs.company(8).plain_s == pytest.approx(0.03, rel=0.5)
+
+
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(1, 32), st.integers(0, 512), st.floats(0.0, 10.0)), min_size=10, max_size=60))
 def test_whatever_passes_take_no_costs_are_below_0(passes: list[tuple[int, int, float]]) -> None:

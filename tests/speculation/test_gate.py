@@ -12,7 +12,9 @@ from slipstream.speculation.gate import (
     CREDIT,
     FIRST_BUDGET,
     FIRST_REST,
+    LONGEST_HOLD,
     LONGEST_REST,
+    LONGEST_ROUND,
     RECONSIDER,
     TRIAL_BUDGET,
     Gate,
@@ -217,6 +219,17 @@ def test_what_was_spent_in_company_stays_what_it_was_when_the_others_leave() -> 
             gate.on_round(3, 2 * num_left * PLAIN_S / 2, 0.0, Company(num_left, num_left * PLAIN_S / 2))
     assert not gate.closed and not gate.num_closings
     assert gate.gain == pytest.approx(40 + 20 * (3 - 2))
+
+
+def test_a_round_costs_no_more_than_its_bound_when_others_left() -> None:
+    """What plain passes took among many is no measure of a stall beside few."""
+    gate = _gate()
+    for _ in range(20):
+        gate.on_round(8, 16 * PLAIN_S, 0.0, Company(16, 8 * PLAIN_S))
+    gain, patience_s = gate.gain, gate.patience_s
+    gate.on_round(1, 100 * PLAIN_S, 0.0, Company(2, PLAIN_S))
+    assert gate.gain == pytest.approx(gain - (LONGEST_ROUND - 1))
+    assert gate.patience_s <= LONGEST_HOLD * PLAIN_S < patience_s
 
 
 def test_what_was_spent_alone_stays_what_it_was_when_others_come() -> None:

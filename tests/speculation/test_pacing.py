@@ -104,6 +104,31 @@ def test_what_the_target_tells_of_company_outweighs_what_one_session_sees() -> N
     assert costs.line().slope == 0.0 and costs.price()(10) == pytest.approx(1 + 10 * 8 * 0.02)
 
 
+def test_rows_that_were_held_for_free_are_paid_for_once_they_cost() -> None:
+    costs = WindowCosts()
+    for _ in range(100):
+        costs.observe(8, 1.0, Company(8, 1.0, 0.0))
+    assert costs.price()(10) == costs.price()(0)
+    for _ in range(100):
+        costs.observe(8, 1.0, Company(8, 1.0, 0.02))
+    assert costs.price()(10) == pytest.approx(1 + 10 * 8 * 0.02, rel=0.1)
+
+
+def test_company_that_leaves_is_soon_forgotten() -> None:
+    costs = measured_costs(25, 0.9, slope=0.05, num_sessions=16)
+    for _ in range(20):
+        costs.target_pass_s.observe(8, 1.4)
+    assert not costs.target_pass_s.is_shared and costs.target_pass_s.price() == costs.target_pass_s.line()
+
+
+def test_whether_a_caption_has_company_its_own_first_pass_tells() -> None:
+    before = measured_costs(25, 0.9, slope=0.05, num_sessions=16)
+    caption = before.fork()
+    assert caption.target_pass_s.is_shared, "as those before it had"
+    caption.target_pass_s.observe(8, 1.4)
+    assert not caption.target_pass_s.is_shared and before.target_pass_s.is_shared
+
+
 def test_speculation_foresees_what_it_brings_all() -> None:
     """Windows of others are in a session's own passes, and not in the plain decoding of all that they are held to."""
     costs = measured_costs(1000, 0.9, slope=0.02, num_sessions=8)
