@@ -107,6 +107,13 @@ class PassFacts:
     draft_s: float = 0.0
     company: Company = ALONE
     """Whom it served and kept waiting."""
+    kept_s: float = 0.0
+    """How long it waited while the model's thread did other work, as a block of another session's prompt."""
+
+    def own_s(self, round_s: float) -> float:
+        """What a round of so many seconds took but for that wait, which any pass would have had. It is not believed
+        where it is longer than the round."""
+        return round_s - self.kept_s if 0 < self.kept_s < round_s else round_s
 
 
 @dataclass(frozen=True)

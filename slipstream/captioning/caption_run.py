@@ -279,10 +279,10 @@ class CaptionRun:
     def _on_judgement(self, judgement: Judgement) -> None:
         now, facts, verdict = self._loop.time(), judgement.facts, judgement.verdict
         round_s, held_s = now - self._pass_started, self._hold.take_held_s()
-        window_len = len(self._window) + facts.num_drafted
+        own_s, window_len = facts.own_s(round_s), len(self._window) + facts.num_drafted
         self._trace.passed(now, self._pass_started, window_len, judgement)
         if self._pipeline.committed:
-            self._pipeline.costs.target_pass_s.observe(window_len, round_s, facts.company)
+            self._pipeline.costs.target_pass_s.observe(window_len, own_s, facts.company)
             self._stats.passed(window_len, facts.pass_s, round_s, held_s)
             if self._drafts_itself:
                 self._stats.self_drafted(facts)
@@ -290,7 +290,7 @@ class CaptionRun:
                 self._stats.hinted(facts.num_drafted, verdict.num_accepted - verdict.num_of(self._window))
         self._pass_started, self._window = now, ()
         self._stats.stop_string = verdict.stop_string
-        actions = self._pipeline.on_verdict(verdict, round_s, held_s, facts.num_drafted, facts.company)
+        actions = self._pipeline.on_verdict(verdict, own_s, held_s, facts.num_drafted, facts.company)
         self._carry_out(actions, judgement.pieces)
 
     # -- actions ------------------------------------------------------------------------------------------------------

@@ -219,7 +219,7 @@ RowsT = TypeVar("RowsT")
 ResultT = TypeVar("ResultT", covariant=True)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Step:
     """New tokens of one session, and who is told what follows them, on the model's thread."""
 
@@ -235,6 +235,8 @@ class Step:
     is_drafting: bool = False
     """It judges nothing, and its state may be a smaller one than the session's own: it takes less than others."""
     handed_in_s: float = field(default_factory=time.perf_counter)
+    kept_s: float = 0.0
+    """How long it has waited while the thread did work of others that is no pass."""
 
 
 class StepBatcher:
@@ -252,7 +254,7 @@ class StepBatcher:
         self._waiting: deque[Step] = deque()
         self._changed = threading.Condition()
         self._is_queued = False
-        self._due_s = 0.0  # since when the thread has been asked for a pass
+        self._free_s = 0.0  # when the thread was done with the last pass
         self._expected, self._expect_until = set[SessionWork](), 0.0
 
     def submit(self, step: Step) -> None:
@@ -263,7 +265,7 @@ class StepBatcher:
             self._changed.notify()
             if not self._is_queued:
                 self._is_queued = True
-                self._ask()
+                self._thread.submit(self._run, Lane.DECODE)
 
     def forget(self, work: SessionWork) -> None:
         """The session has ended; no pass waits for it."""
@@ -276,15 +278,13 @@ class StepBatcher:
         """Somebody is expected, and the next pass has room for them."""
         return bool(self._expected) and len(self._waiting) < self._max_steps
 
-    def _ask(self) -> None:
-        self._due_s = time.perf_counter()
-        self._thread.submit(self._run, Lane.DECODE)
-
     def _run(self) -> None:
         began = time.perf_counter()
         with self._changed:
             while self._is_worth_waiting and (left_s := self._expect_until - time.perf_counter()) > 0:
                 self._changed.wait(left_s)
+            for step in self._waiting:
+                step.kept_s += max(began - max(step.handed_in_s, self._free_s), 0.0)
             steps = [self._waiting.popleft() for _ in range(min(self._max_steps, len(self._waiting)))]
             self._expected.clear()
         living = []
@@ -294,14 +294,15 @@ class StepBatcher:
             else:
                 living.append(step)
         if living:
-            self._run_pass(living, began)
+            self._run_pass(living)
         with self._changed:
+            self._free_s = time.perf_counter()
             if self._waiting:
-                self._ask()
+                self._thread.submit(self._run, Lane.DECODE)
             else:
                 self._is_queued = False
 
-    def _run_pass(self, steps: Sequence[Step], began: float) -> None:
+    def _run_pass(self, steps: Sequence[Step]) -> None:
         started = time.perf_counter()
         batch = [(step.state, step.window) for step in steps]
         ride = self._next_ride(steps)
@@ -312,7 +313,7 @@ class StepBatcher:
             outcomes = self._step_each(self._model.step, batch, ride)
         ended = time.perf_counter()
         self._note_errors(outcomes)
-        facts = self._facts(steps, ended - started, began, is_pure=ride is None)
+        facts = self._facts(steps, ended - started, is_pure=ride is None)
         returning = {step.work for step, back in zip(steps, map(_tell, steps, outcomes, facts), strict=True) if back}
         del outcomes  # an error knows its traceback, which leads here, and from here to its session
         with self._changed:
@@ -321,16 +322,14 @@ class StepBatcher:
         if self._rides is not None:
             self._rides.go_on()
 
-    def _facts(self, steps: Sequence[Step], pass_s: float, began: float, *, is_pure: bool) -> list[PassFacts]:
-        """What the pass was for each step, and whom it kept waiting. What the thread did for others until it `began`
-        would have slowed plain passes as well, and so what rode along. `is_pure`: nothing did."""
+    def _facts(self, steps: Sequence[Step], pass_s: float, *, is_pure: bool) -> list[PassFacts]:
+        """What the pass was for each step. `is_pure`: nothing rode along, which would slow plain passes as well."""
         num_rows = sum(num_new(step.window) - 1 for step in steps)
-        if is_pure and not any(step.is_drafting for step in steps):
+        if is_pure and not all(step.is_drafting for step in steps):
             self._costs.observe(len(steps), num_rows, pass_s)
-        usual_s, num_sessions = self._costs(len(steps), num_rows), len(steps) + len(self._waiting)
-        due_s = [max(step.handed_in_s, self._due_s) for step in steps]
-        speeds = [(pass_s + max(began - each_s, 0.0)) / usual_s for each_s in due_s]
-        return [PassFacts(pass_s, company=self._costs.company(num_sessions, speed)) for speed in speeds]
+        speed = pass_s / self._costs(len(steps), num_rows)
+        company = self._costs.company(len(steps) + len(self._waiting), speed)
+        return [PassFacts(pass_s, company=company, kept_s=step.kept_s) for step in steps]
 
     def _next_ride(self, steps: Sequence[Step]) -> Ride | None:
         if self._rides is None:

@@ -84,6 +84,8 @@ class _Passes:
 
     def __post_init__(self) -> None:
         self._num_left = self.request.num_passes
+        self._asked_s: float | None = time.perf_counter()
+        """When the first pass was asked for, before anything was drafted for it; None: it was handed in."""
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Queue[Judgement | Exception | None] = asyncio.Queue()
         self._nodes: tuple[int, ...] = ()
@@ -171,9 +173,10 @@ class _Passes:
         session = self.session
         on_logits = partial(self._on_logits, request, draft_s)
         window, takes_largest = _rows(session.committed[-1], request), session.sampler.takes_largest
-        self.batcher.submit(
-            Step(session.work, session.work.state, window, on_logits, self._tell, takes_largest=takes_largest)
-        )
+        step = Step(session.work, session.work.state, window, on_logits, self._tell, takes_largest=takes_largest)
+        if self._asked_s is not None:
+            step.handed_in_s, self._asked_s = self._asked_s + draft_s, None
+        self.batcher.submit(step)
 
     def _on_logits(
         self,

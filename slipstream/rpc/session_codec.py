@@ -35,7 +35,7 @@ from slipstream.session_messages import (
     TargetEvent,
     TargetStart,
 )
-from slipstream.speculation.company import ALONE, Company
+from slipstream.speculation.company import Company
 from slipstream.speculation.hints.tolerance import Hints, Tolerance
 from slipstream.speculation.lines import MAX_NODES
 from slipstream.speculation.methods import GuidanceKind, Lossy
@@ -55,8 +55,7 @@ MAX_FRAMES_BYTES = 2 * 1024**3
 MIN_CAPABILITY_BYTES = 16
 MAX_PROPOSED_TOKENS = 8 * 1024
 """In the proposals of one message, of 7 bytes each, so that it has at most 64 KiB. A proposal itself counts as 3."""
-MAX_PASSES = 1_000_000
-MAX_SELF_DRAFT = 1024
+MAX_PASSES, MAX_SELF_DRAFT = 1_000_000, 1024
 
 _STAGES: dict[PrefillStage, Any] = {stage: target_pb2.Stage.Value(f"STAGE_{stage.name}") for stage in PrefillStage}
 _STAGE_NAMES = {number: name for name, number in _STAGES.items()}
@@ -266,6 +265,7 @@ def _verdict_message(judgement: Judgement) -> target_pb2.Verdict:
         num_drafted=facts.num_drafted,
         draft_s=facts.draft_s,
         company=to_message(facts.company, target_pb2.Company),
+        kept_s=facts.kept_s,
     )
 
 
@@ -281,8 +281,8 @@ def _read_judgement(message: target_pb2.Verdict) -> Judgement:
         tuple(message.path),
         tuple(message.drafted),
     )
-    company = from_message(message.company, Company)
-    facts = PassFacts(message.pass_s, message.num_drafted, message.draft_s, company if company.is_possible else ALONE)
+    company = from_message(message.company, Company).believed
+    facts = PassFacts(message.pass_s, message.num_drafted, message.draft_s, company, message.kept_s)
     return Judgement(verdict, tuple(message.pieces), facts)
 
 

@@ -29,7 +29,7 @@ class Company:
     """Those that the pass ran, and those that waited for their turn meanwhile."""
     plain_s: float = 0.0
     """A pass in which each of them has one row and no window, or as many passes as that takes, at the speed that the
-    machine has now, and with what it does for others meanwhile."""
+    machine has now."""
     row_s: float = 0.0
     """One more row of a window, whoever brings it."""
 
@@ -39,10 +39,11 @@ class Company:
         return self.num_sessions > 1 and self.plain_s > 0
 
     @property
-    def is_possible(self) -> bool:
-        """Passes can be so. What cannot (nor is a number) must not get into what is remembered of them."""
-        seconds_are = self.plain_s == 0 or SHORTEST_PASS_S <= self.plain_s <= LONGEST_PASS_S
-        return 0 < self.num_sessions <= MOST_SESSIONS and seconds_are and 0 <= self.row_s <= LONGEST_PASS_S
+    def believed(self) -> "Company":
+        """None, where passes cannot be so (or what they cost is no number): it would stay in what is remembered."""
+        is_plain = self.plain_s == 0 or SHORTEST_PASS_S <= self.plain_s <= LONGEST_PASS_S
+        is_possible = 0 < self.num_sessions <= MOST_SESSIONS and is_plain and 0 <= self.row_s <= LONGEST_PASS_S
+        return self if is_possible else ALONE
 
 
 ALONE = Company()

@@ -18,12 +18,15 @@ from slipstream.speculation.company import ALONE, KNOWN_WEIGHT, PRIOR_SLOPE, STA
 
 DECAY = 0.97
 """Weight that an observation keeps when the next one arrives: a memory of about 33 observations."""
+PLAIN_DECAY = 0.99
+"""The same of windows when a plain pass arrives, which seldom come between them. Windows that a busy machine made slow
+may keep all further ones from being judged, and then nothing else would tell that it is free again."""
 COMPANY_DECAY = 0.8
 """The same of how many share a pass: captions come and go, and some 5 passes say how many there are now."""
 PRIOR_SLOPE_WEIGHT = 20.0
 """Strength of the prior `PRIOR_SLOPE`, in units of squared window lengths."""
 PRIOR_MEAN_WEIGHT = 0.25
-"""And that of the pass that it foretells for windows of the mean length, in passes."""
+"""And that of the pass that it foretells for windows of the mean length, in passes, where no window is remembered."""
 MIN_TAU, MAX_TAU = 0.02, 0.995
 FORGOTTEN_TAU, FORGOTTEN_WEIGHT = 0.5, 4.0
 
@@ -77,7 +80,8 @@ class WindowCosts:
     """Seconds of a target pass as a function of the window length k: T_p(0), and a + b k for k >= 1.
 
     A single row takes another kernel than several, so k = 0 is kept apart; from k = 1 on the measured cost is close to
-    a straight line (flat on a GPU, rising on a CPU). b is a ridge regression around PRIOR_SLOPE.
+    a straight line (flat on a GPU, rising on a CPU). b is a ridge regression around PRIOR_SLOPE, and while few windows
+    are remembered the level leans to a plain pass and that slope.
 
     In company a row takes the time of every session that shares the pass or waits for it. `price` is what a window
     costs all of them, by what the target measures (`Company`): b says little there, as the rows of others, and passes
@@ -89,8 +93,8 @@ class WindowCosts:
     """Those that a pass keeps the target busy for, this one among them."""
     shared_plain_s: DecayedMean = field(default_factory=lambda: PassMean(0.0))
     """A plain pass of all those, as the target says of passes with company."""
-    shared_slope: DecayedMean = field(default_factory=lambda: DecayedMean(PRIOR_SLOPE))
-    """What a row more of each of them costs, as a share of it."""
+    shared_row: DecayedMean = field(default_factory=lambda: DecayedMean(PRIOR_SLOPE))
+    """What a row more of one of them costs, as a share of it."""
     _weight: float = 0.0
     _k: float = 0.0
     _t: float = 0.0
@@ -101,23 +105,25 @@ class WindowCosts:
         self.num_sessions.observe(company.num_sessions)
         if company.is_shared:
             self.shared_plain_s.observe(company.plain_s)
-            self.shared_slope.observe(company.num_sessions * company.row_s / company.plain_s)
+            self.shared_row.observe(company.row_s / company.plain_s)
+        else:  # those who come next may be others, and as many as have not been there for long
+            self.shared_plain_s.weight *= DECAY
+            self.shared_row.weight *= DECAY
         if window_len == 0:
             self.plain.observe(seconds)
-            self._age()
+            self._age(PLAIN_DECAY)
             return
-        seconds = _without_stall(seconds, self(window_len), self._weight)
-        self._age()
+        seconds = _without_stall(seconds, self(window_len), self._weight + self.plain.weight)
+        self._age(DECAY)
         self._weight += 1.0
         self._k += window_len
         self._t += seconds
         self._kk += window_len**2
         self._kt += window_len * seconds
 
-    def _age(self) -> None:
-        """Windows are forgotten in plain passes as well: else some that a busy machine made slow would be the last."""
+    def _age(self, decay: float) -> None:
         for name in ("_weight", "_k", "_t", "_kk", "_kt"):
-            setattr(self, name, getattr(self, name) * DECAY)
+            setattr(self, name, getattr(self, name) * decay)
 
     def __call__(self, window_len: int) -> float:
         return self.line()(window_len)
@@ -127,11 +133,11 @@ class WindowCosts:
         mean_k, mean_t = (self._k / self._weight, self._t / self._weight) if self._weight else (0.0, self.plain.value)
         # A line that never died has run no plain pass; then the windows say what one would take.
         plain_s = self.plain.value if self.plain.weight else mean_t / (1 + PRIOR_SLOPE * mean_k)
-        prior_t = plain_s * (1 + PRIOR_SLOPE * mean_k)
         covariance = self._kt - self._weight * mean_k * mean_t
         variance = self._kk - self._weight * mean_k**2
         slope = (covariance + PRIOR_SLOPE_WEIGHT * PRIOR_SLOPE * plain_s) / (variance + PRIOR_SLOPE_WEIGHT)
-        mean_t = (self._t + PRIOR_MEAN_WEIGHT * prior_t) / (self._weight + PRIOR_MEAN_WEIGHT)
+        prior = PRIOR_MEAN_WEIGHT * max(1 - self._weight / KNOWN_WEIGHT, 0.0)
+        mean_t = (self._t + prior * plain_s * (1 + PRIOR_SLOPE * mean_k)) / (self._weight + prior)
         return PassLine(plain_s, mean_k, mean_t, max(slope, 0.0), 0.2 * min(plain_s, mean_t))
 
     @property
@@ -144,7 +150,8 @@ class WindowCosts:
         if not self.is_shared:
             return self.line()
         plain_s = self.shared_plain_s.value
-        return PassLine(plain_s, 0.0, plain_s, self.shared_slope.value * plain_s, 0.2 * plain_s)
+        slope = self.num_sessions.value * self.shared_row.value * plain_s
+        return PassLine(plain_s, 0.0, plain_s, slope, 0.2 * plain_s)
 
 
 @dataclass

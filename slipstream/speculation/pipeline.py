@@ -241,10 +241,10 @@ class Pipeline:
     ) -> list[Action]:
         """A target pass ended. Raises `ProtocolViolation` for a verdict that answers nothing.
 
-        `round_s`: seconds since it was asked for, or since the verdict before it of the same request; `held_s`: seconds
-        that the target was held before. The gate, if there is one, decides from them. `num_drafted`: tokens of a window
-        that the target drafted itself, where that may be fewer than it was asked for. `company`: whom the pass kept
-        waiting.
+        `round_s`: seconds since it was asked for, or since the verdict before it of the same request, without waits for
+        work of others (`PassFacts.own_s`); `held_s`: seconds that the target was held before. The gate, if there is
+        one, decides from them. `num_drafted`: tokens of a window that the target drafted itself, where that may be
+        fewer than it was asked for. `company`: whom the pass kept waiting.
         """
         kind, in_batch = self._passes.kind, self._passes.follows_another
         window, depth = self._passes.answer(verdict)

@@ -69,7 +69,7 @@ def test_self_drafted_windows(num_passes: int, self_draft: int) -> None:
 
 
 COMPANY = st.builds(Company, st.integers(1, 64), st.just(0.0) | st.floats(1e-6, 100), st.floats(0, 1))
-FACTS = st.builds(PassFacts, st.floats(0, 100), uint32, st.floats(0, 100), COMPANY)
+FACTS = st.builds(PassFacts, st.floats(0, 100), uint32, st.floats(0, 100), COMPANY, st.floats(0, 100))
 
 
 @given(verdicts(), st.lists(text, max_size=5), FACTS)
@@ -96,6 +96,13 @@ def test_what_passes_cannot_cost_is_not_believed(company: Company) -> None:
     facts = PassFacts(0.1, company=company)
     told = read_target_event(over_the_wire(target_event(Judgement(Verdict(0, 5), ("a",), facts))))
     assert isinstance(told, Judgement) and told.facts.company == ALONE
+
+
+@pytest.mark.parametrize(
+    ("kept_s", "own_s"), [(0.0, 2.0), (0.5, 1.5), *((no_wait, 2.0) for no_wait in (2.5, -1.0, math.nan, math.inf))]
+)
+def test_a_round_is_counted_without_its_wait_for_others(kept_s: float, own_s: float) -> None:
+    assert PassFacts(0.1, kept_s=kept_s).own_s(2.0) == own_s
 
 
 @pytest.mark.parametrize(

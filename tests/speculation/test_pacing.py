@@ -121,6 +121,15 @@ def test_company_that_leaves_is_soon_forgotten() -> None:
     assert not costs.target_pass_s.is_shared and costs.target_pass_s.price() == costs.target_pass_s.line()
 
 
+def test_what_many_cost_is_no_price_of_two_who_come_later() -> None:
+    costs = measured_costs(25, 0.9, slope=0.005, num_sessions=16).target_pass_s
+    for _ in range(200):
+        costs.observe(8, 1.04)
+    for _ in range(10):
+        costs.observe(8, 1.08, Company(2, 1.0, 0.005))
+    assert costs.is_shared and costs.price()(10) == pytest.approx(1 + 10 * 2 * 0.005, rel=0.02)
+
+
 def test_whether_a_caption_has_company_its_own_first_pass_tells() -> None:
     before = measured_costs(25, 0.9, slope=0.05, num_sessions=16)
     caption = before.fork()

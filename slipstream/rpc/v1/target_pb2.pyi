@@ -158,7 +158,7 @@ class Prefilled(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., video_tokens: _Optional[int] = ..., encode_s: _Optional[float] = ..., prefill_until_guidance_s: _Optional[float] = ..., prefill_after_guidance_s: _Optional[float] = ..., kv_bytes: _Optional[int] = ..., reused_tokens: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("num_accepted", "own_token", "pieces", "finish_reason", "pass_s", "stop_string", "path", "drafted", "num_drafted", "draft_s", "company")
+    __slots__ = ("num_accepted", "own_token", "pieces", "finish_reason", "pass_s", "stop_string", "path", "drafted", "num_drafted", "draft_s", "company", "kept_s")
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     OWN_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +170,7 @@ class Verdict(_message.Message):
     NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_S_FIELD_NUMBER: _ClassVar[int]
     COMPANY_FIELD_NUMBER: _ClassVar[int]
+    KEPT_S_FIELD_NUMBER: _ClassVar[int]
     num_accepted: int
     own_token: int
     pieces: _containers.RepeatedScalarFieldContainer[str]
@@ -181,7 +182,8 @@ class Verdict(_message.Message):
     num_drafted: int
     draft_s: float
     company: Company
-    def __init__(self, num_accepted: _Optional[int] = ..., own_token: _Optional[int] = ..., pieces: _Optional[_Iterable[str]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., pass_s: _Optional[float] = ..., stop_string: _Optional[str] = ..., path: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., num_drafted: _Optional[int] = ..., draft_s: _Optional[float] = ..., company: _Optional[_Union[Company, _Mapping]] = ...) -> None: ...
+    kept_s: float
+    def __init__(self, num_accepted: _Optional[int] = ..., own_token: _Optional[int] = ..., pieces: _Optional[_Iterable[str]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., pass_s: _Optional[float] = ..., stop_string: _Optional[str] = ..., path: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., num_drafted: _Optional[int] = ..., draft_s: _Optional[float] = ..., company: _Optional[_Union[Company, _Mapping]] = ..., kept_s: _Optional[float] = ...) -> None: ...
 
 class Company(_message.Message):
     __slots__ = ("num_sessions", "plain_s", "row_s")
