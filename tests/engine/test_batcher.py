@@ -139,7 +139,8 @@ def test_each_step_is_told_how_long_the_thread_did_other_work_while_it_waited(
     time.sleep(0.1)
     thread.run_one()
     (early,), (late,), (last,) = (session.kept_s for session in sessions)
-    assert early >= late + 0.1 and last >= late + 0.1, "the third waited for the second block, but not for the pass"
+    assert early >= late + 0.09, "which came when the block had ended"
+    assert last >= 0.09, "it found no place in the first pass, and waited for another block"
 
 
 def test_passes_that_only_draft_say_nothing_of_others(pair: Pair, sessions: list[Session]) -> None:
