@@ -236,7 +236,7 @@ class Step:
     """It judges nothing, and its state may be a smaller one than the session's own: it takes less than others."""
     handed_in_s: float = field(default_factory=time.perf_counter)
     kept_s: float = 0.0
-    """How long it has waited while the thread did work of others that is no pass."""
+    """How long it has waited since then while the thread did other work than passes."""
 
 
 class StepBatcher:

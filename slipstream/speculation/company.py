@@ -19,6 +19,7 @@ STALL, KNOWN_WEIGHT = 4.0, 8.0
 machine stood still, which says nothing of the next pass. A cost that did rise is followed at some percent a pass."""
 SHORTEST_PASS_S, LONGEST_PASS_S = 1e-9, 3600.0
 MOST_SESSIONS = 4096
+"""What a target can tell; anything else is not believed."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Company:
 
     @property
     def believed(self) -> "Company":
-        """None, where passes cannot be so (or what they cost is no number): it would stay in what is remembered."""
+        """This, or `ALONE` where passes cannot be so (or what they cost is no number): it would be remembered."""
         is_plain = self.plain_s == 0 or SHORTEST_PASS_S <= self.plain_s <= LONGEST_PASS_S
         is_possible = 0 < self.num_sessions <= MOST_SESSIONS and is_plain and 0 <= self.row_s <= LONGEST_PASS_S
         return self if is_possible else ALONE

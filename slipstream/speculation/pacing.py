@@ -43,6 +43,10 @@ class DecayedMean:
         self.weight = self.weight * self.decay + 1.0
         self.value += (sample - self.value) / self.weight
 
+    def fade(self) -> None:
+        """Time passes without an observation: the next one counts for more."""
+        self.weight *= self.decay
+
 
 def _without_stall(seconds: float, known_s: float, weight: float) -> float:
     """Seconds of a pass as they are remembered, where passes of that weight took `known_s`."""
@@ -106,9 +110,9 @@ class WindowCosts:
         if company.is_shared:
             self.shared_plain_s.observe(company.plain_s)
             self.shared_row.observe(company.row_s / company.plain_s)
-        else:  # those who come next may be others, and as many as have not been there for long
-            self.shared_plain_s.weight *= DECAY
-            self.shared_row.weight *= DECAY
+        else:  # the next company may be another one
+            self.shared_plain_s.fade()
+            self.shared_row.fade()
         if window_len == 0:
             self.plain.observe(seconds)
             self._age(PLAIN_DECAY)
