@@ -145,6 +145,8 @@ class DraftStart(SessionStart):
     """Candidates behind every node of a dynamic tree, see `Growth`; 0: lines are of another shape."""
     max_rows: int = 0
     """Most nodes of it that one pass reads."""
+    least_chance: float = 0.0
+    """Of a node of it that the draft has to read."""
     vocab_size: int = 0
     """Width of the target's logits, beyond which no token may be written; 0: the draft's own."""
     want_kept: bool = False

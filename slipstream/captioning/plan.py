@@ -356,6 +356,7 @@ def draft_start(
         vocab_size=vocab_size,
         width=growth.width if growth else 0,
         max_rows=growth.rows if growth else 0,
+        least_chance=growth.least_chance if growth else 0.0,
         has_video=plan.has_video,
         **plan.options.sent_to("draft"),
     )

@@ -17,12 +17,18 @@ Candidates = Callable[[Tensor, Sequence[int], int], tuple[list[int], list[float]
 """Logits [vocab], the text before, how many: the best tokens, and how sure the draft is of each."""
 
 
+LEAST_SAID = 1e-30
+"""Stands for a chance of 0, which has no logarithm."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """How likely a node is, and where its children stand."""
 
     log: float
     """Natural logarithm of its chance, as of when the epoch began."""
+    sure: float
+    """The same as the draft itself says it."""
     end: int
     """Output position of what follows it."""
 
@@ -38,7 +44,7 @@ class Branches:
         self._calibration = calibration
         self._read: list[int] = []
         self._reading: list[int] = []
-        self._places = {tree.root: Place(0.0, len(text))}
+        self._places = {tree.root: Place(0.0, 0.0, len(text))}
         self._unread = {tree.root}
 
     @property
@@ -55,17 +61,22 @@ class Branches:
         """Natural logarithm of the chance that a node becomes text, as things are."""
         return self._places[node].log - self._places[self.tree.root].log
 
-    def choose(self, pass_s: PassTime, ahead_s: float, max_rows: int, write_until: int) -> bool:
-        """Decides by rule R what the next pass reads: at most `max_rows` nodes. False when nothing is left before
-        `write_until`, or the tree is full.
+    def choose(
+        self, pass_s: PassTime, ahead_s: float, max_rows: int, write_until: int, least_chance: float = 0.0
+    ) -> bool:
+        """Decides by rule R what the next pass reads: at most `max_rows` nodes. False when nothing that is likely
+        enough is left before `write_until`, or the tree is full.
 
         Args:
             pass_s: seconds of a pass by the nodes that it reads.
             ahead_s: of a token that is written on from the end of a chain; infinite where none can be.
+            least_chance: of a node that is read, see `Growth`.
         """
         self._reading = []
-        open_nodes = [(self._log(node), -node) for node in self._unread if self._places[node].end < write_until]
-        likeliest = heapq.nlargest(max_rows, open_nodes)
+        least = self._places[self.tree.root].sure + (math.log(least_chance) if least_chance else -math.inf)
+        unread = ((node, self._places[node]) for node in self._unread)
+        open_nodes = {node for node, place in unread if place.end < write_until and place.sure >= least}
+        likeliest = heapq.nlargest(max_rows, ((self._log(node), -node) for node in open_nodes))
         if not likeliest or not self.tree.room:
             return False
         best = likeliest[0][0]
@@ -74,11 +85,7 @@ class Branches:
         rate = sum(chances[:num_rows]) / pass_s(num_rows)
         self._reading = sorted(-node for _, node in likeliest[:num_rows])
         following = self._next_of_chain()
-        if (
-            following is not None
-            and self._places[following].end < write_until
-            and math.exp(self._log(following) - best) >= rate * ahead_s
-        ):
+        if following in open_nodes and math.exp(self._log(following) - best) >= rate * ahead_s:
             self._reading = [following]
         return True
 
@@ -107,7 +114,8 @@ class Branches:
         first = self.tree.add(node, token_ids, sure)
         for rank, each in enumerate(sure):
             log = place.log + math.log(self._calibration.chance(rank, each))
-            self._places[first + rank] = Place(log, place.end + 1)
+            said = place.sure + math.log(max(each, LEAST_SAID))
+            self._places[first + rank] = Place(log, said, place.end + 1)
             self._unread.add(first + rank)
         if node != self.tree.root:
             self._read.append(node)

@@ -199,7 +199,9 @@ def checked_growth(request: DraftStart) -> Growth | None:
     gateway asks for."""
     if not request.width:
         return None
-    growth = Growth(request.width, max(request.max_rows, 1))
+    growth = Growth(request.width, max(request.max_rows, 1), least_chance=request.least_chance)
     if request.tree or growth.nodes_per_pass > MAX_NODES:
         raise InvalidRequest(f"a dynamic tree is no static one, and a pass adds at most {MAX_NODES} nodes to it")
+    if not 0.0 <= growth.least_chance <= 1.0:  # so NaN is
+        raise InvalidRequest(f"no node has a chance of {growth.least_chance:g}; least_chance is from 0 to 1")
     return growth

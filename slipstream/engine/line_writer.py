@@ -21,8 +21,9 @@ from slipstream.engine.written_tree import Ranked, RankedAhead, WrittenTree
 from slipstream.errors import ProtocolViolation
 from slipstream.sampling.params import Proposal
 from slipstream.session_messages import DraftTokens
-from slipstream.speculation.pacing import PassLine, PassMean, WindowCosts
+from slipstream.speculation.pacing import PassMean, WindowCosts
 from slipstream.speculation.protocol import MoveLine, RestartLine, TokenTree, num_common
+from slipstream.speculation.trees.rows import share_s
 
 FLUSH_S = 0.005
 """A chunk that is not yet whole leaves after this long: fast drafts send windows, slow drafts send tokens."""
@@ -43,6 +44,8 @@ class LineWriter:
         self._lock = threading.Lock()
         self._woken: list[DraftSession] = []
         self._is_running = False
+        self._open: set[DraftSession] = set()
+        """All that began to write, and have not ended."""
         self._writing: dict[DraftSession, None] = {}
         self._row_costs = WindowCosts(PassMean(FIRST_PASS_S))
         """Seconds of a pass by its rows beyond one a session."""
@@ -95,11 +98,17 @@ class LineWriter:
         """So few sessions write that they have their tokens sooner row by row than by passes that they share."""
         return 1 < len(self._writing) <= self._model.most_nodes
 
+    @property
+    def _must_be_thrifty(self) -> bool:
+        """Passes over what hardly becomes text keep other captions waiting, here and at all that shares these cores."""
+        return len(self._open) > 1 and self._model.info.device == "cpu"
+
     def _gather(self) -> bool:
         """Who writes now. False, and the round is over, when nobody does."""
         with self._lock:
             woken, self._woken = self._woken, []
         for session in woken:
+            self._open.add(session)
             self._writing.setdefault(session)
         for session in list(self._writing):
             if not self._may_write(session):
@@ -111,6 +120,7 @@ class LineWriter:
     def _may_write(self, session: DraftSession) -> bool:
         """Carries out the session's orders, and says whether its line may go on."""
         if session.work.closed:
+            self._open.discard(session)
             self._most_ahead = math.inf  # it may have been the one of which the model refused
             return False
         try:
@@ -137,10 +147,11 @@ class LineWriter:
             if session.branches.has_chosen:
                 return True
             num_sharing = 1 if self._take_turns else max(len(self._writing), 1)
-            pass_s = partial(_share_s, self._row_costs.line(), num_sharing)
+            pass_s = partial(share_s, self._row_costs.line(), num_sharing)
             is_ahead = session.sampler.takes_largest and num_sharing <= self._most_ahead
             ahead_s = min(self._ahead_s.value / num_sharing, pass_s(1)) if is_ahead else math.inf
-            return session.branches.choose(pass_s, ahead_s, session.grows.rows, write_until)
+            least_chance = session.grows.least_chance if self._must_be_thrifty else 0.0
+            return session.branches.choose(pass_s, ahead_s, session.grows.rows, write_until, least_chance)
         has_room = session.written is None or session.written.room > 0
         return len(session.line.output) < write_until and has_room
 
@@ -377,12 +388,6 @@ class LineWriter:
         self._thread.note(error)
         self._writing.pop(session, None)
         self._loop.call_soon_threadsafe(session.chunks.put_nowait, error)
-
-
-def _share_s(pass_s: PassLine, num_sharing: int, num_rows: int) -> float:
-    """A session's share of a pass in which it has so many rows: each further row is paid in full."""
-    one_s = pass_s(0)
-    return one_s / num_sharing + max(pass_s(num_rows - 1) - one_s, 0.0)
 
 
 def _piece(unseen: Window) -> tuple[Window, bool]:

@@ -139,6 +139,13 @@ async def test_no_dynamic_tree(model: VideoLM, asked: dict[str, int]) -> None:
             await opened(engine, 2, **asked)
 
 
+@pytest.mark.parametrize("least_chance", [-0.1, 1.5, math.nan])
+async def test_no_chance(model: VideoLM, least_chance: float) -> None:
+    async with running(model) as engine:
+        with pytest.raises(InvalidRequest, match="from 0 to 1"):
+            await opened(engine, 2, width=2, least_chance=least_chance)
+
+
 # -- branches ---------------------------------------------------------------------------------------------------------
 
 BRANCHES = {"width": 3, "max_rows": 4}
@@ -253,6 +260,43 @@ def test_a_chain_may_leave_the_main_path_and_is_none_with_two_ends() -> None:
     branches.grow(torch.zeros(1, 256), lambda *_: ([3, 4, 5], [0.5, 0.3, 0.2]))
     assert branches.choose(lambda rows: 1.0, 0.0, 1, 9) and branches.end_of_chain(2, 9) == (3, 6)
     assert branches.choose(lambda rows: 1.0, math.inf, 1, 99) and branches.end_of_chain(2, 99) == (0, 0)
+
+
+def test_what_is_too_unlikely_is_not_read_until_the_root_moves() -> None:
+    """By what the draft itself says."""
+    branches = grown([[0.5, 0.4, 0.0]])
+    for _ in range(9):  # which makes the second one likelier than the first
+        branches._calibration.observe([0.5, 0.4, 0.0], 1)
+    read = branches.tree.nodes
+    assert branches.choose(lambda rows: 1.0, math.inf, 4, 99, 0.45)
+    assert [read[node].sure for node in branches._reading] == [0.5]
+    branches.grow(torch.zeros(1, 256), lambda *_: ([3, 4, 5], [0.7, 0.2, 0.0]))
+    assert not branches.choose(lambda rows: 1.0, 0.0, 4, 99, 0.45), "neither 0.4 nor 0.5 times 0.7"
+    branches.move(0)
+    assert branches.choose(lambda rows: 1.0, 0.0, 4, 99, 0.45)
+    assert [read[node].sure for node in branches._reading] == [0.7]
+    branches.move(5)
+    assert branches.choose(lambda rows: 1.0, 0.0, 4, 99, 1.0), "the root always is"
+
+
+async def test_a_draft_in_company_rests_before_what_is_unlikely(
+    model: VideoLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone it reads all that is left. What is written ahead nobody looks at meanwhile."""
+    monkeypatch.setattr(model, "write_ahead", lambda *_: None)
+    asked = {**BRANCHES, "least_chance": 0.9}
+    async with running(model) as engine:
+        session, other = [await started(engine, some_frames(2 + seed, seed), **asked) for seed in range(2)]
+        await Heard().listen(engine, other, 3, 1)
+        written, heard = engine.write(session), Heard()
+        for node in (ROOT, 0, 3, 6, 9):
+            if node != ROOT:
+                engine.order(session, MoveLine(1, node, NUM_TOKENS))
+            await heard.hear(written, len(heard.tokens) + 3, 1)
+        assert max(heard.chances) < 0.9 and heard.parents[::3] == [ROOT, 0, 3, 6, 9]
+        await engine.close(other)
+        engine.order(session, MoveLine(1, 12, NUM_TOKENS))
+        await heard.hear(written, len(heard.tokens) + 30, 1)
 
 
 async def test_branches_are_written_ahead_while_they_are_a_chain(

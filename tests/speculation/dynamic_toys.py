@@ -52,6 +52,8 @@ class TreeDraft:
     """Token and parent of those that live."""
     read: set[int] = field(default_factory=set)
     """Those, and the root, whose candidates were written."""
+    said: dict[int, float] = field(default_factory=dict)
+    """What the draft says of nodes and all above them."""
     root: int = ROOT
     num_written: int = 0
 
@@ -66,6 +68,7 @@ class TreeDraft:
                 self.epoch, self.root, self.num_written = order.epoch, ROOT, 0
                 self.nodes.clear()
                 self.read.clear()
+                self.said.clear()
             case MoveLine():
                 assert order.epoch == self.epoch
                 self.text += self.path(order.root)
@@ -89,15 +92,17 @@ class TreeDraft:
         """Tokens below the root, down to a node."""
         return [self.nodes[each][0] for each in [*self.above(node)[1:], node]] if node != self.root else []
 
-    def may_read(self, width: int) -> list[int]:
-        """Nodes whose candidates it may write."""
+    def may_read(self, width: int, least_chance: float = 0.0) -> list[int]:
+        """Nodes whose candidates it may write; of such a chance, if it goes by that."""
         if not self.ready or len(self.nodes) + width > MAX_NODES:
             return []
-        places = [self.root, *self.nodes]
+        least = least_chance * self.said.get(self.root, 1.0)
         return [
             node
-            for node in places
-            if node not in self.read and len(self.text) + len(self.path(node)) < self.write_until
+            for node in [self.root, *self.nodes]
+            if node not in self.read
+            and len(self.text) + len(self.path(node)) < self.write_until
+            and self.said.get(node, 1.0) >= least
         ]
 
     def write(self, candidates: Sequence[tuple[int, Sequence[int], Sequence[float]]]) -> None:
@@ -108,8 +113,9 @@ class TreeDraft:
         first = self.num_written
         for node, behind, says in candidates:
             self.read.add(node)
-            for token in behind:
+            for token, chance in zip(behind, says, strict=True):
                 self.nodes[self.num_written] = (token, node)
+                self.said[self.num_written] = self.said.get(node, 1.0) * chance
                 self.num_written += 1
             tokens += behind
             parents += [node] * len(behind)
@@ -125,6 +131,8 @@ class DynamicStage(Played):
         self.draft: TreeDraft | None = None
         self.passes: deque[tuple[tuple[int, ...], tuple[int, ...]]] = deque([((), ())])
         self.actions: list[Action] = []
+        self.least_chance = 0.0
+        """Of nodes that the draft goes on behind; behind others it rests."""
 
     def carry_out(self, actions: Sequence[Action]) -> None:
         self.actions += actions
@@ -201,7 +209,7 @@ class DynamicStage(Played):
             choices += [] if draft.ready else [self.ready]
             choices += [draft.obey] * 2 if draft.inbox else []
             choices += [self.deliver] * 4 if draft.outbox else []
-            open_nodes = draft.may_read(width * max_rows)
+            open_nodes = draft.may_read(width * max_rows, self.least_chance)
             choices += (
                 [lambda: self.write_some(order, open_nodes, agreement, width, max_rows)] * 6 if open_nodes else []
             )

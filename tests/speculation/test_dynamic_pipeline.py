@@ -22,12 +22,19 @@ VOCAB = 50
 
 
 def _random_stage(order: random.Random) -> DynamicStage:
-    max_window, slope = order.randint(1, 16), order.choice((0.0, 0.1))
+    max_window, shape = order.randint(1, 16), order.choice(SHAPES)
     policies: tuple[Policy, ...] = (Confident(), SelfClocked(), Always(order.randint(0, max_window), max_window))
+    stage = _stage(order, order.choice(policies), shape, max_window)
+    stage.least_chance = order.choice((0.0, GROWTHS[shape].least_chance))
+    return stage
+
+
+def _stage(order: random.Random, policy: Policy, shape: Shape, max_window: int) -> DynamicStage:
+    slope = order.choice((0.0, 0.1))
     return new_dynamic_stage(
-        order.choice(policies),
+        policy,
         tree_costs(order.choice((0.5, 2.0, 9.0, 30.0)), order.choice((0.05, 0.6, 0.99)), slope=slope),
-        shape=order.choice(SHAPES),
+        shape=shape,
         max_window=max_window,
         vocab_size=order.choice((2, 60, 400, 100_000)),
         salt=order.randrange(1000),
@@ -48,6 +55,26 @@ def test_an_honest_draft_completes(agreement: float, seed: int) -> None:
     if agreement == 1.0:
         assert stage.pipeline.num_deaths == 0
         assert stage.pipeline.num_accepted == stage.pipeline.num_judged
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if GROWTHS[shape].least_chance])
+def test_no_target_waits_for_a_draft_that_rests(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is one lost for its silence."""
+    num_rests = 0
+    for seed in range(40):
+        order = random.Random(seed)
+        stage = _stage(order, Confident(), shape, 16)
+        stage.least_chance = GROWTHS[shape].least_chance
+        monkeypatch.setattr(stage, "expire_hold", lambda: pytest.fail("the target waits, and nothing will come"))
+        stage.join()
+        while stage.finish_reason is None:
+            stage.act(order, 0.8, 3, 3)
+            if (draft := stage.draft) is not None and draft.ready and not (draft.inbox or draft.outbox):
+                is_due = bool(draft.may_read(9, stage.least_chance))
+                num_rests += not is_due and bool(draft.may_read(9))
+                assert is_due or stage.finish_reason is not None or not stage.pipeline.draft_owes
+        stage.check_lossless()
+    assert num_rests > 20
 
 
 @pytest.mark.parametrize("seed", range(200))

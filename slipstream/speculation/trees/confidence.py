@@ -42,6 +42,8 @@ class TreeMoment(Moment):
 
     chances: tuple[float, ...] = ()
     """Of each pending token, given those before it."""
+    is_due: bool = True
+    """The draft goes on before it hears anything."""
 
 
 def survival(chances: Sequence[float]) -> list[float]:
@@ -61,15 +63,14 @@ class Confident(SelfClocked):
     writes_ahead: ClassVar[bool] = True
 
     def plan(self, moment: Moment, costs: CostModel) -> WindowPlan:
-        chances = moment.chances if isinstance(moment, TreeMoment) else ()
-        if not chances:
+        if not isinstance(moment, TreeMoment) or not moment.chances:
             return super().plan(moment, costs)
         num_pending, cap = moment.num_pending, moment.max_window
         tau, draft_pass_s, pass_s = costs.tau, costs.draft_pass_s.value, costs.target_pass_s.price()
         steady_window, rest_of_cycle_s = self.steady_window(moment.max_window, costs, pass_s)
-        if num_pending >= steady_window:
+        if num_pending >= steady_window or not moment.is_due:
             return WindowPlan(0, cap)
-        survives = survival(chances)
+        survives = survival(moment.chances)
 
         def cycle_s(hold: int) -> float:
             alive = survives[hold + 1] if hold < num_pending else survives[-1] * tau ** (hold + 1 - num_pending)

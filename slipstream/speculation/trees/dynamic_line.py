@@ -22,6 +22,9 @@ from slipstream.speculation.trees.confidence import TreeCosts, TreeMoment, survi
 from slipstream.speculation.trees.growth import Growth
 from slipstream.speculation.trees.rows import best_first, paying_rows
 
+RESTS_BELOW = 1.01
+"""Times the least chance of what the draft reads: nearer to it, numbers that are rounded elsewhere may decide."""
+
 
 @dataclass(slots=True)
 class Node:
@@ -34,6 +37,8 @@ class Node:
     """What the draft says of it, given the node before."""
     chance: float = 1.0
     """What that is worth, see `Calibration`."""
+    said: float = 1.0
+    """What the draft says of it and all above it, as of when the epoch began."""
     children: list[int] = field(default_factory=list)
     """Its candidates, the best first; none: the draft has not been there yet."""
 
@@ -65,8 +70,13 @@ class DynamicLine(DraftLines):
 
     @property
     def owes(self) -> bool:
-        is_full = len(self._nodes) - 1 + self._growth.nodes_per_pass > MAX_NODES
-        return not is_full and self._nodes[self._root].position + self.num_pending + 1 < self._write_until
+        if len(self._nodes) - 1 + self._growth.nodes_per_pass > MAX_NODES:
+            return False
+        if not self._growth.extends_branches:
+            return self._nodes[self._root].position + self.num_pending + 1 < self._write_until
+        least = RESTS_BELOW * self._growth.least_chance * self._nodes[self._root].said
+        unread = (node for node in self._nodes.values() if not node.children)
+        return any(node.position + 1 < self._write_until and node.said >= least for node in unread)
 
     def advance(self, write_until: int) -> None:
         self._write_until = write_until
@@ -122,7 +132,7 @@ class DynamicLine(DraftLines):
     def moment(self, max_window: int) -> Moment:
         path = list(self._main_path())
         chances = tuple(self._nodes[node].chance for node in path) if self._is_confident else ()
-        return TreeMoment(len(path), self.fresh, max_window, chances)
+        return TreeMoment(len(path), self.fresh, max_window, chances, is_due=self.owes)
 
     def take_move(self) -> int | None:
         if not self._has_moved:
@@ -146,7 +156,7 @@ class DynamicLine(DraftLines):
                 raise DraftFault(f"the draft wrote past output position {self._write_until}", FaultKind.ORDER)
             p = chances[index] if chances else 1.0
             chance = self._costs.calibration.chance(len(above.children), p)
-            self._nodes[first + index] = Node(token, above.position + 1, p, chance)
+            self._nodes[first + index] = Node(token, above.position + 1, p, chance, above.said * p)
             above.children.append(first + index)
         if len(self._nodes) - 1 > MAX_NODES:
             raise DraftFault(f"the draft's tree has {len(self._nodes) - 1} nodes; {MAX_NODES} may live at once")

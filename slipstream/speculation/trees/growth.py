@@ -15,6 +15,10 @@ class Growth:
     """Most leaves beside the main path that a window takes."""
     whole_windows: bool = False
     """A window takes whatever is likely, wherever it hangs, and not the main path first."""
+    least_chance: float = 0.0
+    """Of a node that a draft has to read, where it extends branches: what it says itself, uncorrected, of all from the
+    root down. Of others the target waits for none, and a draft that has better things to do rests until the root
+    moves."""
 
     @property
     def extends_branches(self) -> bool:
@@ -29,7 +33,7 @@ class Growth:
 
 GROWTHS = {
     "siblings": Growth(width=2, siblings=4),
-    "branches": Growth(width=3, rows=4, siblings=4),
-    "dynamic_tree": Growth(width=3, rows=6, whole_windows=True),
+    "branches": Growth(width=3, rows=4, siblings=4, least_chance=0.2),
+    "dynamic_tree": Growth(width=3, rows=6, whole_windows=True, least_chance=0.2),
 }
 """Of the shapes that are dynamic trees."""

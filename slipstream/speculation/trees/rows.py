@@ -60,3 +60,14 @@ def num_draft_rows(chances: Sequence[float], pass_s: PassTime, max_rows: int) ->
             break
         num_rows, total = num_rows + 1, total + chance
     return num_rows
+
+
+def share_s(pass_s: PassTime, num_sharing: int, num_rows: int) -> float:
+    """Seconds of a draft's pass that count for one of the lines that share it, which has so many rows in it: each
+    further row is paid in full.
+
+    Args:
+        pass_s: of a pass by its rows beyond one a line.
+    """
+    one_s = pass_s(0)
+    return one_s / num_sharing + max(pass_s(num_rows - 1) - one_s, 0.0)
