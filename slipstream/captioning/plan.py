@@ -31,6 +31,7 @@ from slipstream.speculation.methods import (
 from slipstream.speculation.pacing import CostModel, get_policy
 from slipstream.speculation.pipeline import UNDRAFTED_PASSES, Pipeline
 from slipstream.speculation.trees.confidence import Confident, TreeCosts
+from slipstream.speculation.trees.growth import Growth
 from slipstream.video.messages import SampledVideo
 
 MAX_ID_CHARS = 128
@@ -343,7 +344,7 @@ def draft_start(
     plan: CaptionPlan, key: SessionKey, video: SampledVideo, guidance_address: str, vocab_size: int
 ) -> DraftStart:
     """To the draft, which pulls guidance at that address, of a target with so wide a vocabulary."""
-    growth = plan.method.growth
+    growth = growth_of(plan)
     return DraftStart(
         session_id=key.session_id,
         guidance_capability=key.guidance_capability,
@@ -360,6 +361,12 @@ def draft_start(
         has_video=plan.has_video,
         **plan.options.sent_to("draft"),
     )
+
+
+def growth_of(plan: CaptionPlan) -> Growth | None:
+    """How lines branch; None: they are no dynamic trees."""
+    growth = plan.method.growth
+    return growth if growth is None or plan.sampling.greedy else growth.of_sampled_text
 
 
 def new_costs(plan: CaptionPlan) -> CostModel:
@@ -379,6 +386,7 @@ def make_pipeline(plan: CaptionPlan, opening: Opening, vocab_size: int) -> Pipel
         gate=opening.gate or (Gate(costs) if has_own_gate else None),
         undrafted_passes=UNDRAFTED_PASSES if plan.speculative else options.max_new_tokens,
         shape=method.shape,
+        growth=growth_of(plan),
         self_draft=method.gamma or SPARSE_GAMMA if plan.drafts_itself else 0,
         hint_depth=HINT_DEPTH if method.is_hybrid else 0,
         committed=plan.delivered,

@@ -30,7 +30,7 @@ from slipstream.speculation.protocol import (
 )
 from slipstream.speculation.trees.confidence import TreeCosts
 from slipstream.speculation.trees.dynamic_line import DynamicLine
-from slipstream.speculation.trees.growth import GROWTHS
+from slipstream.speculation.trees.growth import GROWTHS, Growth
 
 # -- passes without a draft -------------------------------------------------------------------------------------------
 
@@ -98,12 +98,14 @@ class Pipeline:
         undrafted_passes: int = UNDRAFTED_PASSES,
         gate: Gate | None = None,
         shape: Shape = Shape.CHAIN,
+        growth: Growth | None = None,
         self_draft: int = 0,
         hint_depth: int = 0,
         committed: Sequence[int] = (),
     ) -> None:
-        """`self_draft`: no draft takes part, and the target drafts so many tokens for each pass. `hint_depth`: it hangs
-        so many levels of hints beside the draft's windows. `committed`: what the first verdict follows."""
+        """`growth`: of a dynamic tree, if not its shape's. `self_draft`: no draft takes part, and the target
+        drafts so many tokens for each pass. `hint_depth`: it hangs so many levels of hints beside the draft's windows.
+        `committed`: what the first verdict follows."""
         assert shape is not Shape.TREE or not policy.writes_ahead, "static trees are drafted and judged in turns"
         self.policy = policy
         self.costs = costs
@@ -116,7 +118,7 @@ class Pipeline:
         self.num_deaths = 0
         self.num_judged = 0
         self.num_accepted = 0
-        self._line = _new_line(shape, costs, max_window)
+        self._line = _new_line(shape, growth or GROWTHS.get(shape), costs, max_window)
         self._passes = Passes()
         self._undrafted = UndraftedPasses(costs, gate, undrafted_passes, self_draft or hint_depth)
         self._hint_depth = hint_depth
@@ -369,8 +371,7 @@ class Pipeline:
         return [AdvanceLine(self.epoch, write_until)]
 
 
-def _new_line(shape: Shape, costs: CostModel, max_window: int) -> DraftLines:
-    growth = GROWTHS.get(shape)
+def _new_line(shape: Shape, growth: Growth | None, costs: CostModel, max_window: int) -> DraftLines:
     if growth is None:
         return Line() if shape is Shape.CHAIN else TreeLine()
     assert isinstance(costs, TreeCosts), "a dynamic tree learns what its candidates are worth"

@@ -2,14 +2,18 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.plan import CaptionPlan, make_plan
+from slipstream.captioning.plan import CaptionPlan, SessionKey, draft_start, make_pipeline, make_plan, new_costs
 from slipstream.errors import InvalidRequest
 from slipstream.options import MAX_PREDICTION_BYTES, CaptionOptions
 from slipstream.sampling.params import SamplingDefaults, SamplingParams
+from slipstream.speculation.caption_book import Kind, Opening, Start
 from slipstream.speculation.methods import METHODS, Lossy
+from slipstream.speculation.protocol import ROOT
+from slipstream.video.messages import SampledVideo
 
 CONFIG = GatewayConfig(listen="", target="t:1", draft="d:1")
 
@@ -74,3 +78,22 @@ def test_hints_of_the_gateways_own_never_make_a_request_too_large() -> None:
     given = "g" * (MAX_PREDICTION_BYTES - 10)
     plan = plan_of(prediction=(given,)).hinted(["\u00e9" * 6, "four", "\u00e9" * 3, "x"])
     assert plan.options.prediction == (given, "four", "\u00e9" * 3)
+
+
+@pytest.mark.parametrize(("temperature", "rests"), [(0.0, True), (1.0, False)])
+@pytest.mark.parametrize("method", ["slipstream_branches", "slipstream_tree"])
+def test_a_draft_may_rest_where_what_it_says_is_what_its_candidates_are_worth(
+    method: str, temperature: float, rests: bool
+) -> None:
+    """Of sampled text it says how likely it holds a token, and not that the target draws the same one."""
+    plan = plan_of(method=method, temperature=temperature, gate=False)
+    video = SampledVideo(np.zeros((1, 2, 2, 3), np.uint8), (0.0,), 1.0, 2, 2, "h264", 0, ())
+    told = draft_start(plan, SessionKey(), video, "", vocab_size=9).least_chance
+    assert (told > 0) == rests
+    pipeline = make_pipeline(plan, Opening(Kind("", "", 1, ""), Start.ALONE, "", new_costs(plan)), vocab_size=9)
+    pipeline.on_draft_joining()
+    pipeline.on_draft_ready(0)
+    pipeline.on_draft_tokens(pipeline.epoch, 0, (5, 6), (ROOT, ROOT), chances=(told + 0.03, 0.01))
+    assert pipeline.draft_owes
+    pipeline.on_draft_tokens(pipeline.epoch, 2, (5, 6), (0, 0), chances=(0.1, 0.1))
+    assert pipeline.draft_owes != rests

@@ -1,6 +1,6 @@
 """How a dynamic tree grows while the target judges, and what of it is judged, by the shape's name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,12 @@ class Growth:
     """Of a node that a draft has to read, where it extends branches: what it says itself, uncorrected, of all from the
     root down. Of others the target waits for none, and a draft that has better things to do rests until the root
     moves."""
+
+    @property
+    def of_sampled_text(self) -> "Growth":
+        """The same where text is sampled: a draft says there how likely it holds a token itself, and not that the
+        target draws the same one by the same numbers, which is far more. So it has to read all."""
+        return replace(self, least_chance=0.0)
 
     @property
     def extends_branches(self) -> bool:
