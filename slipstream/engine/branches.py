@@ -11,14 +11,11 @@ from slipstream.engine.segments import Window
 from slipstream.engine.written_tree import Ranked, WrittenTree
 from slipstream.speculation.protocol import ROOT, TokenTree
 from slipstream.speculation.trees.calibration import Calibration
+from slipstream.speculation.trees.growth import said_log
 from slipstream.speculation.trees.rows import PassTime, num_draft_rows
 
 Candidates = Callable[[Tensor, Sequence[int], int], tuple[list[int], list[float]]]
 """Logits [vocab], the text before, how many: the best tokens, and how sure the draft is of each."""
-
-
-LEAST_SAID = 1e-30
-"""Stands for a chance of 0, which has no logarithm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,7 @@ class Branches:
         return self._places[node].log - self._places[self.tree.root].log
 
     def choose(
-        self, pass_s: PassTime, ahead_s: float, max_rows: int, write_until: int, least_chance: float = 0.0
+        self, pass_s: PassTime, ahead_s: float, max_rows: int, write_until: int, least_log: float = -math.inf
     ) -> bool:
         """Decides by rule R what the next pass reads: at most `max_rows` nodes. False when nothing that is likely
         enough is left before `write_until`, or the tree is full.
@@ -70,10 +67,10 @@ class Branches:
         Args:
             pass_s: seconds of a pass by the nodes that it reads.
             ahead_s: of a token that is written on from the end of a chain; infinite where none can be.
-            least_chance: of a node that is read, see `Growth`.
+            least_log: natural logarithm of the least chance of a node that is read, see `Growth`.
         """
         self._reading = []
-        least = self._places[self.tree.root].sure + (math.log(least_chance) if least_chance else -math.inf)
+        least = self._places[self.tree.root].sure + least_log
         unread = ((node, self._places[node]) for node in self._unread)
         open_nodes = {node for node, place in unread if place.end < write_until and place.sure >= least}
         likeliest = heapq.nlargest(max_rows, ((self._log(node), -node) for node in open_nodes))
@@ -114,8 +111,7 @@ class Branches:
         first = self.tree.add(node, token_ids, sure)
         for rank, each in enumerate(sure):
             log = place.log + math.log(self._calibration.chance(rank, each))
-            said = place.sure + math.log(max(each, LEAST_SAID))
-            self._places[first + rank] = Place(log, said, place.end + 1)
+            self._places[first + rank] = Place(log, place.sure + said_log(each), place.end + 1)
             self._unread.add(first + rank)
         if node != self.tree.root:
             self._read.append(node)

@@ -122,6 +122,16 @@ class DraftLine:
     write_until: int
     first_chunk: int
     output: list[int]
+    begins: int = field(init=False)
+    """Tokens that were there before it."""
+
+    def __post_init__(self) -> None:
+        self.begins = len(self.output)
+
+    @property
+    def may_write(self) -> bool:
+        """The caption takes drafts; where its gate is closed, the line may not grow."""
+        return self.write_until > self.begins
 
 
 @dataclass(eq=False)

@@ -46,6 +46,8 @@ class LineWriter:
         self._is_running = False
         self._open: set[DraftSession] = set()
         """All that began to write, and have not ended."""
+        self._is_thrifty = False
+        """Passes over what hardly becomes text would keep other captions waiting, here and at all that shares cores."""
         self._writing: dict[DraftSession, None] = {}
         self._row_costs = WindowCosts(PassMean(FIRST_PASS_S))
         """Seconds of a pass by its rows beyond one a session."""
@@ -98,18 +100,16 @@ class LineWriter:
         """So few sessions write that they have their tokens sooner row by row than by passes that they share."""
         return 1 < len(self._writing) <= self._model.most_nodes
 
-    @property
-    def _must_be_thrifty(self) -> bool:
-        """Passes over what hardly becomes text keep other captions waiting, here and at all that shares these cores."""
-        return len(self._open) > 1 and self._model.info.device == "cpu"
-
     def _gather(self) -> bool:
         """Who writes now. False, and the round is over, when nobody does."""
         with self._lock:
             woken, self._woken = self._woken, []
-        for session in woken:
-            self._open.add(session)
-            self._writing.setdefault(session)
+        self._writing |= dict.fromkeys(woken)
+        self._open = {session for session in (*self._open, *woken) if not session.work.closed}
+        drafting = [session for session in self._open if session.line.may_write]
+        was_thrifty, self._is_thrifty = self._is_thrifty, len(drafting) > 1 and self._model.info.device == "cpu"
+        if was_thrifty and not self._is_thrifty:
+            self._writing |= dict.fromkeys(drafting)
         for session in list(self._writing):
             if not self._may_write(session):
                 self._writing.pop(session, None)
@@ -120,7 +120,6 @@ class LineWriter:
     def _may_write(self, session: DraftSession) -> bool:
         """Carries out the session's orders, and says whether its line may go on."""
         if session.work.closed:
-            self._open.discard(session)
             self._most_ahead = math.inf  # it may have been the one of which the model refused
             return False
         try:
@@ -150,8 +149,8 @@ class LineWriter:
             pass_s = partial(share_s, self._row_costs.line(), num_sharing)
             is_ahead = session.sampler.takes_largest and num_sharing <= self._most_ahead
             ahead_s = min(self._ahead_s.value / num_sharing, pass_s(1)) if is_ahead else math.inf
-            least_chance = session.grows.least_chance if self._must_be_thrifty else 0.0
-            return session.branches.choose(pass_s, ahead_s, session.grows.rows, write_until, least_chance)
+            least_log = session.grows.least_log if self._is_thrifty else -math.inf
+            return session.branches.choose(pass_s, ahead_s, session.grows.rows, write_until, least_log)
         has_room = session.written is None or session.written.room > 0
         return len(session.line.output) < write_until and has_room
 
@@ -387,6 +386,7 @@ class LineWriter:
         assert error is not None, "a line starts from the logits of the prompt"
         self._thread.note(error)
         self._writing.pop(session, None)
+        self._open.discard(session)
         self._loop.call_soon_threadsafe(session.chunks.put_nowait, error)
 
 

@@ -268,15 +268,15 @@ def test_what_is_too_unlikely_is_not_read_until_the_root_moves() -> None:
     for _ in range(9):  # which makes the second one likelier than the first
         branches._calibration.observe([0.5, 0.4, 0.0], 1)
     read = branches.tree.nodes
-    assert branches.choose(lambda rows: 1.0, math.inf, 4, 99, 0.45)
+    assert branches.choose(lambda rows: 1.0, math.inf, 4, 99, math.log(0.45))
     assert [read[node].sure for node in branches._reading] == [0.5]
     branches.grow(torch.zeros(1, 256), lambda *_: ([3, 4, 5], [0.7, 0.2, 0.0]))
-    assert not branches.choose(lambda rows: 1.0, 0.0, 4, 99, 0.45), "neither 0.4 nor 0.5 times 0.7"
+    assert not branches.choose(lambda rows: 1.0, 0.0, 4, 99, math.log(0.45)), "neither 0.4 nor 0.5 times 0.7"
     branches.move(0)
-    assert branches.choose(lambda rows: 1.0, 0.0, 4, 99, 0.45)
+    assert branches.choose(lambda rows: 1.0, 0.0, 4, 99, math.log(0.45))
     assert [read[node].sure for node in branches._reading] == [0.7]
     branches.move(5)
-    assert branches.choose(lambda rows: 1.0, 0.0, 4, 99, 1.0), "the root always is"
+    assert branches.choose(lambda rows: 1.0, 0.0, 4, 99, 0.0), "the root always is"
 
 
 async def test_a_draft_in_company_rests_before_what_is_unlikely(
@@ -295,8 +295,17 @@ async def test_a_draft_in_company_rests_before_what_is_unlikely(
             await heard.hear(written, len(heard.tokens) + 3, 1)
         assert max(heard.chances) < 0.9 and heard.parents[::3] == [ROOT, 0, 3, 6, 9]
         await engine.close(other)
-        engine.order(session, MoveLine(1, 12, NUM_TOKENS))
         await heard.hear(written, len(heard.tokens) + 30, 1)
+
+
+async def test_captions_that_take_no_drafts_are_no_company(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "write_ahead", lambda *_: None)
+    asked = {**BRANCHES, "least_chance": 0.9}
+    async with running(model) as engine:
+        session, other = [await started(engine, some_frames(2 + seed, seed), **asked) for seed in range(2)]
+        await Heard().listen(engine, other, 3, 1)
+        engine.order(other, RestartLine(2, 0, (7,), 1, 1))
+        await Heard().listen(engine, session, 60, 1)
 
 
 async def test_branches_are_written_ahead_while_they_are_a_chain(

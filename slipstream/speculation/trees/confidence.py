@@ -43,7 +43,7 @@ class TreeMoment(Moment):
     chances: tuple[float, ...] = ()
     """Of each pending token, given those before it."""
     is_due: bool = True
-    """The draft goes on before it hears anything."""
+    """The draft goes on behind the last of them before it hears anything."""
 
 
 def survival(chances: Sequence[float]) -> list[float]:

@@ -8,6 +8,7 @@ is not among them is a miss, and ends the line; where the draft has not written 
 Only then is anything compared: it makes no difference which nodes a window had.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,11 +20,11 @@ from slipstream.speculation.lines import MAX_NODES, Comparison, DraftLines, Reac
 from slipstream.speculation.pacing import Moment
 from slipstream.speculation.protocol import ROOT
 from slipstream.speculation.trees.confidence import TreeCosts, TreeMoment, survival
-from slipstream.speculation.trees.growth import Growth
+from slipstream.speculation.trees.growth import Growth, said_log
 from slipstream.speculation.trees.rows import best_first, paying_rows
 
-RESTS_BELOW = 1.01
-"""Times the least chance of what the draft reads: nearer to it, numbers that are rounded elsewhere may decide."""
+RESTS_BELOW_LOG = math.log(1.01)
+"""On top of the least chance of what the draft reads: nearer to it, numbers that are rounded elsewhere may decide."""
 
 
 @dataclass(slots=True)
@@ -37,8 +38,8 @@ class Node:
     """What the draft says of it, given the node before."""
     chance: float = 1.0
     """What that is worth, see `Calibration`."""
-    said: float = 1.0
-    """What the draft says of it and all above it, as of when the epoch began."""
+    said: float = 0.0
+    """Natural logarithm of what the draft says of it and all above it, as of when the epoch began."""
     children: list[int] = field(default_factory=list)
     """Its candidates, the best first; none: the draft has not been there yet."""
 
@@ -70,13 +71,14 @@ class DynamicLine(DraftLines):
 
     @property
     def owes(self) -> bool:
-        if len(self._nodes) - 1 + self._growth.nodes_per_pass > MAX_NODES:
-            return False
-        if not self._growth.extends_branches:
-            return self._nodes[self._root].position + self.num_pending + 1 < self._write_until
-        least = RESTS_BELOW * self._growth.least_chance * self._nodes[self._root].said
         unread = (node for node in self._nodes.values() if not node.children)
-        return any(node.position + 1 < self._write_until and node.said >= least for node in unread)
+        return any(map(self._is_due, unread if self._growth.extends_branches else [self._main_end()]))
+
+    def _is_due(self, node: Node) -> bool:
+        """The draft goes on behind an unread node before it hears anything, if it goes on there at all."""
+        has_room = len(self._nodes) - 1 + self._growth.nodes_per_pass <= MAX_NODES
+        least = self._nodes[self._root].said + self._growth.least_log + RESTS_BELOW_LOG
+        return has_room and node.position + 1 < self._write_until and node.said >= least
 
     def advance(self, write_until: int) -> None:
         self._write_until = write_until
@@ -132,7 +134,7 @@ class DynamicLine(DraftLines):
     def moment(self, max_window: int) -> Moment:
         path = list(self._main_path())
         chances = tuple(self._nodes[node].chance for node in path) if self._is_confident else ()
-        return TreeMoment(len(path), self.fresh, max_window, chances, is_due=self.owes)
+        return TreeMoment(len(path), self.fresh, max_window, chances, is_due=self._is_due(self._main_end()))
 
     def take_move(self) -> int | None:
         if not self._has_moved:
@@ -156,7 +158,7 @@ class DynamicLine(DraftLines):
                 raise DraftFault(f"the draft wrote past output position {self._write_until}", FaultKind.ORDER)
             p = chances[index] if chances else 1.0
             chance = self._costs.calibration.chance(len(above.children), p)
-            self._nodes[first + index] = Node(token, above.position + 1, p, chance, above.said * p)
+            self._nodes[first + index] = Node(token, above.position + 1, p, chance, above.said + said_log(p))
             above.children.append(first + index)
         if len(self._nodes) - 1 > MAX_NODES:
             raise DraftFault(f"the draft's tree has {len(self._nodes) - 1} nodes; {MAX_NODES} may live at once")
@@ -193,6 +195,13 @@ class DynamicLine(DraftLines):
         while node.children:
             yield node.children[0]
             node = self._nodes[node.children[0]]
+
+    def _main_end(self) -> Node:
+        """The last node of the main path, or the root."""
+        node = self._nodes[self._root]
+        while node.children:
+            node = self._nodes[node.children[0]]
+        return node
 
     def _walk(self) -> Comparison:
         """The root follows the committed tokens as far as the draft has been."""

@@ -1,6 +1,10 @@
 """How a dynamic tree grows while the target judges, and what of it is judged, by the shape's name."""
 
+import math
 from dataclasses import dataclass, replace
+
+LEAST_SAID = 1e-30
+"""Stands for a chance of 0, which has no logarithm."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,11 @@ class Growth:
     """Of a node that a draft has to read, where it extends branches: what it says itself, uncorrected, of all from the
     root down. Of others the target waits for none, and a draft that has better things to do rests until the root
     moves."""
+
+    @property
+    def least_log(self) -> float:
+        """Natural logarithm of `least_chance`."""
+        return math.log(self.least_chance) if self.least_chance else -math.inf
 
     @property
     def of_sampled_text(self) -> "Growth":
@@ -43,3 +52,9 @@ GROWTHS = {
     "dynamic_tree": Growth(width=3, rows=6, whole_windows=True, least_chance=0.2),
 }
 """Of the shapes that are dynamic trees."""
+
+
+def said_log(p: float) -> float:
+    """Natural logarithm of what a draft says of a token, given those before: added up down a path, at the gateway as at
+    the draft, it neither vanishes nor rounds otherwise."""
+    return math.log(max(p, LEAST_SAID))
