@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,11 +18,14 @@ from slipstream.engine.line_writer import LineWriter
 from slipstream.engine.written_tree import Ranked, WrittenTree
 from slipstream.errors import InvalidRequest, ProtocolViolation
 from slipstream.speculation.lines import MAX_NODES
+from slipstream.speculation.methods import Shape
 from slipstream.speculation.protocol import ROOT, AdvanceLine, JoinPoint, MoveLine, RestartLine
 from slipstream.speculation.trees.calibration import Calibration
-from slipstream.speculation.trees.growth import Growth
+from slipstream.speculation.trees.dynamic_line import DynamicLine
+from slipstream.speculation.trees.growth import GROWTHS, Growth
 from tests.services.model_sessions import some_frames
 from tests.services.test_draft_writer import SHAPES, draft_model, line, opened, prepared, running, started
+from tests.speculation.dynamic_toys import tree_costs
 
 NUM_TOKENS = 20
 SIBLINGS = {"width": 2, "max_rows": 1}
@@ -277,6 +281,27 @@ def test_what_is_too_unlikely_is_not_read_until_the_root_moves() -> None:
     assert [read[node].sure for node in branches._reading] == [0.7]
     branches.move(5)
     assert branches.choose(lambda rows: 1.0, 0.0, 4, 99, 0.0), "the root always is"
+
+
+@pytest.mark.parametrize("chances", [(0.3, 0.1, 0.0), (1.0, 0.0, 0.0), (0.21, 0.2, 0.19)])
+def test_gateway_and_draft_count_alike_however_long_a_line_lives(chances: tuple[float, ...]) -> None:
+    """Also behind what the draft said is impossible, and where the product of all chances is no number any more."""
+    growth, order = GROWTHS[Shape.DYNAMIC_TREE], random.Random(1)
+    line = DynamicLine(growth, tree_costs(9.0, 0.8), 16)
+    line.begin(99_999, 0)
+    branches = Branches(WrittenTree(line.epoch, growth), [], growth.width, Calibration())
+    for _ in range(2000):
+        assert branches.choose(lambda rows: 1.0, math.inf, 1, 99_999, growth.least_log) == line.owes
+        while branches.choose(lambda rows: 1.0, math.inf, 1, 99_999, growth.least_log):
+            branches.grow(torch.zeros(1, 9), lambda *_: ([3, 4, 5], list(chances)))
+            said = branches.tree.take(1.0)
+            assert line.hear(said.epoch, said.position, said.token_ids, said.parents, 9, said.chances)
+            line.write(said.token_ids, said.parents, said.chances)
+        assert not line.owes
+        line.commit([order.choice((3, 4, 5))], 0)
+        root = line.take_move()
+        assert root is not None
+        branches.move(root)
 
 
 async def test_a_draft_in_company_rests_before_what_is_unlikely(

@@ -5,19 +5,14 @@ import random
 from collections.abc import Sequence
 
 import pytest
-import torch
 
-from slipstream.engine.branches import Branches
-from slipstream.engine.written_tree import WrittenTree
 from slipstream.errors import DraftFault, FaultKind
 from slipstream.speculation.lines import MAX_NODES
 from slipstream.speculation.methods import Shape
 from slipstream.speculation.pacing import Policy, SelfClocked
 from slipstream.speculation.pipeline import Pipeline
 from slipstream.speculation.protocol import Action, Commit, JudgeWindow, MoveLine, RestartLine, Verdict
-from slipstream.speculation.trees.calibration import Calibration
 from slipstream.speculation.trees.confidence import Confident
-from slipstream.speculation.trees.dynamic_line import DynamicLine
 from slipstream.speculation.trees.growth import GROWTHS
 from tests.speculation.dynamic_toys import DynamicStage, new_dynamic_stage, tree_costs
 from tests.speculation.toys import Always, Stage, measured_costs, new_stage
@@ -90,27 +85,6 @@ def test_no_target_waits_behind_an_unlikely_node_for_what_is_written_beside() ->
     assert not pipeline._line.moment(16).is_due  # type: ignore[attr-defined]
     _says(pipeline, 4, (9, 9), (1, 1), 0.1, 0.1)
     assert not pipeline.draft_owes
-
-
-@pytest.mark.parametrize("chances", [(0.3, 0.1, 0.0), (1.0, 0.0, 0.0), (0.21, 0.2, 0.19)])
-def test_gateway_and_draft_count_alike_however_long_a_line_lives(chances: tuple[float, ...]) -> None:
-    """Also behind what the draft said is impossible, and where the product of all chances is no number any more."""
-    growth, order = GROWTHS[Shape.DYNAMIC_TREE], random.Random(1)
-    line = DynamicLine(growth, tree_costs(9.0, 0.8), 16)
-    line.begin(99_999, 0)
-    branches = Branches(WrittenTree(line.epoch, growth), [], growth.width, Calibration())
-    for _ in range(2000):
-        assert branches.choose(lambda rows: 1.0, math.inf, 1, 99_999, growth.least_log) == line.owes
-        while branches.choose(lambda rows: 1.0, math.inf, 1, 99_999, growth.least_log):
-            branches.grow(torch.zeros(1, 9), lambda *_: ([3, 4, 5], list(chances)))
-            said = branches.tree.take(1.0)
-            assert line.hear(said.epoch, said.position, said.token_ids, said.parents, 9, said.chances)
-            line.write(said.token_ids, said.parents, said.chances)
-        assert not line.owes
-        line.commit([order.choice((3, 4, 5))], 0)
-        root = line.take_move()
-        assert root is not None
-        branches.move(root)
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -198,10 +198,7 @@ class DynamicLine(DraftLines):
 
     def _main_end(self) -> Node:
         """The last node of the main path, or the root."""
-        node = self._nodes[self._root]
-        while node.children:
-            node = self._nodes[node.children[0]]
-        return node
+        return self._nodes[[self._root, *self._main_path()][-1]]
 
     def _walk(self) -> Comparison:
         """The root follows the committed tokens as far as the draft has been."""
