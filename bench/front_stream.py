@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from bench.front_page import chromium, opened, why_not
+from slipstream.rpc.grpc_options import SERVER_OPTIONS
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 from slipstream.rpc.v1.gateway_pb2 import CaptionEvent, CommittedText, CommittedToken, StageChange, Trace
 from tests.support.front import front_at
@@ -71,7 +72,7 @@ class Talker(gateway_pb2_grpc.GatewayServicer):
 @contextlib.asynccontextmanager
 async def talking(minutes: float) -> AsyncIterator[str]:
     """The address of a `Talker`."""
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     gateway_pb2_grpc.add_GatewayServicer_to_server(Talker(minutes), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import grpc
 
+from slipstream.rpc.grpc_options import SERVER_OPTIONS
 from slipstream.rpc.guards import ANSWERED
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 from slipstream.rpc.v1.gateway_pb2 import CaptionEvent, CommittedText, CommittedToken, StageChange, Summary
@@ -64,7 +65,7 @@ class FakeGateway(gateway_pb2_grpc.GatewayServicer):
 
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
-        server = grpc.aio.server()
+        server = grpc.aio.server(options=SERVER_OPTIONS)
         self.register(server)
         port = server.add_insecure_port(self.address)
         self.address = f"127.0.0.1:{port}"

@@ -18,6 +18,7 @@ from slipstream.metrics import REGISTRY
 from slipstream.rpc import callers, guards, server
 from slipstream.rpc.callers import Caller, Places, name_owner, read_peer
 from slipstream.rpc.calls import open_channel
+from slipstream.rpc.grpc_options import SERVER_OPTIONS
 from slipstream.rpc.guards import LEAVING, STOPPING, AnswerErrors
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from tests.rpc.secured import WhoAmI, served
@@ -148,7 +149,7 @@ async def in_a_session(
     calls: AnswerErrors,
 ) -> AsyncIterator[tuple[grpc.aio.Server, grpc.aio.Channel, grpc.aio.StreamStreamCall[Any, Any]]]:
     """A server, a channel to it, and a session that has said one thing."""
-    grpc_server = grpc.aio.server(interceptors=[calls])
+    grpc_server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[calls])
     target_pb2_grpc.add_TargetServicer_to_server(Listening(), grpc_server)
     server.add_health(grpc_server, None)
     address = f"127.0.0.1:{grpc_server.add_insecure_port('127.0.0.1:0')}"

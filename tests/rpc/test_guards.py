@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 
 from slipstream.rpc import guards
 from slipstream.rpc.calls import open_channel
-from slipstream.rpc.grpc_options import MAX_MESSAGE_BYTES
+from slipstream.rpc.grpc_options import MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from slipstream.rpc.guards import NO_MESSAGE, STOPPING, AnswerErrors
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from tests.rpc.secured import WhoAmI, served
@@ -53,7 +53,7 @@ async def test_a_call_ends_although_its_caller_set_no_deadline(monkeypatch: pyte
 
 async def test_calls_that_are_ended_are_told_why() -> None:
     calls = AnswerErrors()
-    server = grpc.aio.server(interceptors=[calls])
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[calls])
     target_pb2_grpc.add_TargetServicer_to_server(Slow(seconds=3600), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
@@ -83,7 +83,7 @@ class Talkative(Slow):
 
 async def test_a_call_that_is_ended_while_it_writes_is_told_why() -> None:
     calls, servicer = AnswerErrors(), Talkative()
-    server = grpc.aio.server(interceptors=[calls])
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[calls])
     target_pb2_grpc.add_TargetServicer_to_server(servicer, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()

@@ -9,6 +9,7 @@ import pytest
 import trustme
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from slipstream.rpc.grpc_options import SERVER_OPTIONS
 from slipstream.rpc.probe import main, probe
 from slipstream.rpc.tls import make_peer_security
 
@@ -24,7 +25,7 @@ async def servicer() -> health.aio.HealthServicer:
 
 @pytest.fixture
 async def server(servicer: health.aio.HealthServicer) -> AsyncIterator[grpc.aio.Server]:
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     yield server
     await server.stop(0)

@@ -13,6 +13,7 @@ from slipstream.engine.target_engine import TargetEngine
 from slipstream.pruning import Guidance
 from slipstream.rpc import session_codec
 from slipstream.rpc.calls import open_channel, request_metadata
+from slipstream.rpc.grpc_options import SERVER_OPTIONS
 from slipstream.rpc.guards import AnswerErrors
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.session_messages import DraftStart, TargetStart
@@ -30,7 +31,7 @@ LONG_PROMPT_ROOM = 50
 @asynccontextmanager
 async def served(servicer: Any, folder: Path) -> AsyncIterator[grpc.aio.Channel]:
     """A channel to the servicer, which this process serves at a socket of the folder."""
-    server = grpc.aio.server(interceptors=[AnswerErrors()])
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[AnswerErrors()])
     servicer.register(server)
     address = f"unix:{folder}/model.sock"
     server.add_insecure_port(address)

@@ -15,6 +15,7 @@ from slipstream.archive.records import read_batch, write_result
 from slipstream.captioning.config import GatewayConfig
 from slipstream.messages import Caption
 from slipstream.rpc.calls import open_channel
+from slipstream.rpc.grpc_options import SERVER_OPTIONS
 from slipstream.rpc.guards import AnswerErrors
 from slipstream.rpc.security import OwnerRights
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc, gateway_pb2
@@ -63,7 +64,7 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
 async def served(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
     monkeypatch.setattr(servicer_module, "WATCH_S", 0.02)
     queue, stopping = MemoryQueue(QueuePolicy(max_backlog=600)), asyncio.Event()
-    server = grpc.aio.server(interceptors=[AnswerErrors()])
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[AnswerErrors()])
     servicer = ArchiveServicer(CONFIG, queue, stopping)
     archive_pb2_grpc.add_ArchiveServicer_to_server(servicer, server)
     address = f"unix:{tmp_path}/archive.sock"

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from slipstream.rpc.calls import open_channel
+from slipstream.rpc.grpc_options import SERVER_OPTIONS
 from slipstream.rpc.v1 import common_pb2, draft_pb2_grpc, gateway_pb2, gateway_pb2_grpc, target_pb2_grpc
 from slipstream.stack.local import Stack
 from tests.faults.fake_draft import FakeDraft, writes
@@ -105,7 +106,7 @@ async def test_a_draft_of_the_last_release_at_the_start(
 
 
 async def test_a_target_of_the_last_release(tmp_path: Path) -> None:
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     target_pb2_grpc.add_TargetServicer_to_server(OldTarget(), server)
     address = f"unix:{tmp_path / 'old.sock'}"
     server.add_insecure_port(address)
