@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from slipstream.engine.segments import Window
-from slipstream.engine.written_tree import Ranked, WrittenTree
+from slipstream.engine.written_ahead import Ranked
+from slipstream.engine.written_tree import WrittenTree
 from slipstream.speculation.protocol import ROOT, TokenTree
 from slipstream.speculation.trees.calibration import Calibration
 from slipstream.speculation.trees.growth import said_log
@@ -138,6 +139,12 @@ class Branches:
             return 0, 0
         token = self.text[-1] if node == root else self.tree.nodes[node].token_id
         return token, min(write_until - self._places[node].end, self.tree.room)
+
+    @property
+    def text_of_chain(self) -> list[int]:
+        """There, the text and all nodes down to that one."""
+        (node,) = self._reading
+        return [*self.text, *(self.tree.nodes[each].token_id for each in self.tree.path(node))]
 
     def go_on(self, token_ids: Sequence[int], candidates: Sequence[Ranked], vocab_size: int) -> None:
         """That was done: the tokens that follow, each of which was read but for the last, and what else was likely."""

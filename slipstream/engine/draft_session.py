@@ -13,13 +13,14 @@ from slipstream.engine.batcher import SessionWork
 from slipstream.engine.branches import Branches
 from slipstream.engine.segments import Window
 from slipstream.engine.video_lm import PromptPlan
+from slipstream.engine.written_ahead import ChosenAhead, LargestAhead
 from slipstream.engine.written_tree import WrittenTree
 from slipstream.errors import InvalidRequest
 from slipstream.sampling.params import Proposal
 from slipstream.sampling.sampler import DraftSampler
 from slipstream.session_messages import DraftStart, DraftTokens
 from slipstream.speculation.lines import MAX_NODES
-from slipstream.speculation.protocol import ROOT, LineAction, TokenTree
+from slipstream.speculation.protocol import ROOT, LineAction, RestartLine, TokenTree, num_common
 from slipstream.speculation.trees.calibration import Calibration
 from slipstream.speculation.trees.growth import Growth
 
@@ -175,12 +176,32 @@ class DraftSession:
         if self.grows.extends_branches:
             self.branches = Branches(self.written, self.line.output, self.grows.width, self.calibration)
 
+    def keep_rows(self, old: Sequence[int], order: RestartLine) -> None:
+        """Of the model's cache what a new line begins with: the `old` output may have foreseen what it is told."""
+        state, branches, keep = self.work.state, self.branches, order.keep
+        growth, self.growth = self.growth, None
+        if self.written is not None and branches is None:
+            keep += num_common(old[keep:], order.suffix)
+        keep = min(keep, max(order.keep + len(order.suffix) - 1, 0))  # what follows the last token is still to be said
+        num_kept = min(state.num_tokens, state.num_prompt_tokens + keep)
+        if branches is not None and len(old) == keep:
+            state.keep_path(num_kept, branches.rows_of(order.suffix))
+        elif growth is None or len(growth.text) != keep:
+            state.rollback(num_kept)
+        else:
+            state.keep_path(num_kept, growth.cached_path(order.suffix, state.num_tokens - num_kept))
+
     @property
     def num_unsent(self) -> int:
         """Tokens of the line, or of the tree's main path, that are not sent yet."""
         if self.branches is not None:
             return self.branches.tree.main_length
         return len(self.line.output) - self.num_sent
+
+    @property
+    def text_ahead(self) -> list[int]:
+        """What a token is chosen behind that is written on from the line's end, or from that of a tree's chain."""
+        return [*self.line.output] if self.branches is None else self.branches.text_of_chain
 
     @property
     def unseen(self) -> Window:
@@ -215,3 +236,12 @@ def checked_growth(request: DraftStart) -> Growth | None:
     if not 0.0 <= growth.least_chance <= 1.0:  # so NaN is
         raise InvalidRequest(f"no node has a chance of {growth.least_chance:g}; least_chance is from 0 to 1")
     return growth
+
+
+def ahead_of(sessions: Sequence[DraftSession]) -> LargestAhead | ChosenAhead:
+    """What is noted, or chosen, of the tokens of these while the model writes on by itself: of several, the largest."""
+    width = max((session.grows.width for session in sessions if session.grows is not None), default=0)
+    if all(session.sampler.takes_largest for session in sessions):
+        return LargestAhead(len(sessions), width)
+    (session,) = sessions
+    return ChosenAhead(session.sampler, session.text_ahead, width)

@@ -29,8 +29,9 @@ class Decoder(Protocol):
     embed_tokens: nn.Embedding
 
 
-Note = Callable[[Tensor], None]
-"""Is told the logits [sessions, vocab] that a token is chosen by, which the next ones overwrite. It must not wait."""
+Note = Callable[[Tensor], int | None]
+"""Is told the logits [sessions, vocab] that a token is chosen by, which the next ones overwrite. It must not wait,
+unless it returns the token itself, which it may for one session whose nodes are read one by one (`most_nodes`)."""
 
 
 class ForwardPass:
@@ -204,8 +205,8 @@ class Runner:
     ) -> list[int] | None:
         """Greedy tokens of a session behind `token`, whose position is given: at least one and at most `num_tokens`, of
         which all but the last are in the cache then, too; the last is -1 where logits are not finite. They are
-        proposals: they may round otherwise than a pass does. `note` is told each one's logits. None: this takes passes
-        here."""
+        proposals: they may round otherwise than a pass does. `note` is told each one's logits, and may choose another.
+        None: this takes passes here."""
         return None
 
     @property

@@ -12,17 +12,18 @@ from itertools import takewhile
 import torch
 
 from slipstream.engine.batcher import step_each
-from slipstream.engine.draft_session import DraftLine, DraftSession, TreeGrowth
-from slipstream.engine.forward import DecodeState
+from slipstream.engine.draft_session import DraftLine, DraftSession, TreeGrowth, ahead_of
+from slipstream.engine.forward import Begun, DecodeState
 from slipstream.engine.segments import Window
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM
-from slipstream.engine.written_tree import Ranked, RankedAhead, WrittenTree
+from slipstream.engine.written_ahead import Ahead
+from slipstream.engine.written_tree import WrittenTree
 from slipstream.errors import ProtocolViolation
 from slipstream.sampling.params import Proposal
 from slipstream.session_messages import DraftTokens
 from slipstream.speculation.pacing import PassMean, WindowCosts
-from slipstream.speculation.protocol import MoveLine, RestartLine, TokenTree, num_common
+from slipstream.speculation.protocol import MoveLine, RestartLine, TokenTree
 from slipstream.speculation.trees.rows import share_s
 
 FLUSH_S = 0.005
@@ -55,6 +56,7 @@ class LineWriter:
         """Seconds of a token that is written without a look at it."""
         self._most_ahead = math.inf
         """Sessions whose tokens the model writes so together; of more it was seen to refuse."""
+        self._will_prepare = False
         self._prepared: set[int] = set()
         """Rows of which there was a pass."""
         self._loop = asyncio.get_running_loop()
@@ -115,7 +117,21 @@ class LineWriter:
                 self._writing.pop(session, None)
         with self._lock:
             self._is_running = bool(self._writing or self._woken)
-            return self._is_running
+        if not self._is_running:
+            self._prepare_soon()
+        return self._is_running
+
+    def _prepare_soon(self) -> None:
+        """Numbers that tokens will be drawn by are made while targets judge, once those that wait have what was
+        written."""
+        if not self._will_prepare and not all(session.sampler.params.greedy for session in self._open):
+            self._will_prepare = True
+            self._thread.submit(self._prepare, Lane.IDLE)
+
+    def _prepare(self) -> None:
+        self._will_prepare = False
+        for session in self._open:
+            session.sampler.prepare(len(session.line.output))
 
     def _may_write(self, session: DraftSession) -> bool:
         """Carries out the session's orders, and says whether its line may go on."""
@@ -147,8 +163,8 @@ class LineWriter:
                 return True
             num_sharing = 1 if self._take_turns else max(len(self._writing), 1)
             pass_s = partial(share_s, self._row_costs.line(), num_sharing)
-            is_ahead = session.sampler.takes_largest and num_sharing <= self._most_ahead
-            ahead_s = min(self._ahead_s.value / num_sharing, pass_s(1)) if is_ahead else math.inf
+            most_ahead = self._most_ahead if session.sampler.takes_largest else min(self._model.most_nodes, 1)
+            ahead_s = min(self._ahead_s.value / num_sharing, pass_s(1)) if num_sharing <= most_ahead else math.inf
             least_log = session.grows.least_log if self._is_thrifty else -math.inf
             return session.branches.choose(pass_s, ahead_s, session.grows.rows, write_until, least_log)
         has_room = session.written is None or session.written.room > 0
@@ -181,24 +197,8 @@ class LineWriter:
         session.line = DraftLine(order.epoch, order.write_until, order.first_chunk, output)
         session.num_sent = len(output)
         session.proposals.clear()
-        self._keep_rows(session, line.output, order)
+        session.keep_rows(line.output, order)
         session.plant()
-
-    @staticmethod
-    def _keep_rows(session: DraftSession, old: Sequence[int], order: RestartLine) -> None:
-        """Of the model's cache what the new line begins with: the old one may have foreseen what it is told."""
-        state, branches, keep = session.work.state, session.branches, order.keep
-        growth, session.growth = session.growth, None
-        if session.written is not None and branches is None:
-            keep += num_common(old[keep:], order.suffix)
-        keep = min(keep, max(order.keep + len(order.suffix) - 1, 0))  # what follows the last token is still to be said
-        num_kept = min(state.num_tokens, state.num_prompt_tokens + keep)
-        if branches is not None and len(old) == keep:
-            state.keep_path(num_kept, branches.rows_of(order.suffix))
-        elif growth is None or len(growth.text) != keep:
-            state.rollback(num_kept)
-        else:
-            state.keep_path(num_kept, growth.cached_path(order.suffix, state.num_tokens - num_kept))
 
     def _room(self, session: DraftSession) -> int:
         """Output tokens that the context allows; the last one is written and never read."""
@@ -218,28 +218,29 @@ class LineWriter:
 
     def _pass(self, sessions: Sequence[DraftSession]) -> None:
         """The next token of every session, or the next few where that takes no wait between them."""
-        is_greedy = all(session.sampler.takes_largest for session in sessions)
-        ends = [self._end_of_line(session) for session in sessions] if is_greedy else []
+        by_itself = all(session.sampler.takes_largest for session in sessions)
+        by_itself = by_itself or (len(sessions) == 1 and self._model.most_nodes > 0)
+        ends = [self._end_of_line(session) for session in sessions] if by_itself else []
         num_tokens = min((room for _, room in ends), default=0)
         batch = [(s.work.state, token) for s, (token, _) in zip(sessions, ends, strict=True)] if num_tokens else []
-        width = max((session.grows.width for session in sessions if session.grows is not None), default=0)
-        ranked = RankedAhead(width) if width else None
-        note = ranked.note if ranked is not None else None
-        started = time.perf_counter()
-        try:
-            written = self._model.write_ahead(batch, num_tokens, note) if batch else None
-            if batch and written is None:
-                self._most_ahead = min(self._most_ahead, len(sessions) - 1)
-        except Exception:
-            written = None  # a step of one token finds out whose fault it is
-        if written is None:
+        if not batch or not self._write_ahead(sessions, batch, num_tokens):
             self._step(sessions)
-            return
+
+    def _write_ahead(self, sessions: Sequence[DraftSession], batch: Begun, num_tokens: int) -> bool:
+        """The model writes at most so many tokens of each by itself. False, and nothing has happened: it does not."""
+        ahead, started = ahead_of(sessions), time.perf_counter()
+        try:
+            written = self._model.write_ahead(batch, num_tokens, ahead.note)
+        except Exception:
+            return False  # a step of one token finds out whose fault it is
+        if written is None:
+            self._most_ahead = min(self._most_ahead, len(sessions) - 1)
+            return False
         if all(session.branches is not None for session in sessions):
             self._learn(AHEAD, (time.perf_counter() - started) / len(written[0]))
-        candidates: Sequence[Sequence[Ranked]] = ranked.read() if ranked is not None else [()] * len(sessions)
-        for session, token_ids, of_session in zip(sessions, written, candidates, strict=True):
+        for session, token_ids, of_session in zip(sessions, written, ahead.read(), strict=True):
             self._take(session, token_ids, of_session)
+        return True
 
     def _end_of_line(self, session: DraftSession) -> tuple[int, int]:
         """The token that a session goes on behind, and how many may follow without a look at their logits."""
@@ -255,26 +256,26 @@ class LineWriter:
         room = write_until - len(line.output)
         return line.output[-1], room if session.written is None else min(room, session.written.room)
 
-    def _take(self, session: DraftSession, written: Sequence[int], candidates: Sequence[Ranked]) -> None:
+    def _take(self, session: DraftSession, written: Sequence[int], ahead: Ahead) -> None:
         """Of tokens that the model has written by itself those before the first that nobody could have chosen."""
         try:
-            self._taken(session, written, candidates)
+            self._taken(session, written, ahead)
         except Exception as error:
             self._fail(session, error)
 
-    def _taken(self, session: DraftSession, written: Sequence[int], candidates: Sequence[Ranked]) -> None:
+    def _taken(self, session: DraftSession, written: Sequence[int], ahead: Ahead) -> None:
         taken = [*takewhile(lambda token: 0 <= token < session.sampler.vocab_size, written)]
         state = session.work.state
         state.rollback(state.num_tokens - len(written) + len(taken))
         if not taken:
             self._step([session])
         elif session.branches is not None:
-            session.branches.go_on(taken, candidates, session.sampler.vocab_size)
+            session.branches.go_on(taken, ahead.candidates, session.sampler.vocab_size)
             self._send_in_time(session)
         else:
             if session.written is not None:
-                session.written.go_on(taken, candidates, session.sampler.vocab_size)
-            self._append(session, taken)
+                session.written.go_on(taken, ahead.candidates, session.sampler.vocab_size)
+            self._append(session, taken, ahead.proposals)
 
     def _step(self, sessions: Sequence[DraftSession]) -> None:
         """The next token of every session; the first of a caption comes from the prefill's logits. Who joins a long
@@ -345,7 +346,7 @@ class LineWriter:
         except Exception as error:
             self._fail(session, error)
         else:
-            self._append(session, [token], proposal)
+            self._append(session, [token], () if proposal is None else (proposal,))
 
     @staticmethod
     def _branch(session: DraftSession, tree: WrittenTree, logits: torch.Tensor) -> int:
@@ -355,11 +356,9 @@ class LineWriter:
         tree.extend(token_ids, sure)
         return token_ids[0]
 
-    def _append(self, session: DraftSession, token_ids: Sequence[int], proposal: Proposal | None = None) -> None:
-        line = session.line
-        line.output += token_ids
-        if proposal is not None:
-            session.proposals.append(proposal)
+    def _append(self, session: DraftSession, token_ids: Sequence[int], proposals: Sequence[Proposal] = ()) -> None:
+        session.line.output += token_ids
+        session.proposals += proposals
         self._send_in_time(session)
 
     def _send_in_time(self, session: DraftSession) -> None:

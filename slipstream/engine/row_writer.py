@@ -81,10 +81,8 @@ class RowWriter:
         with self._row(cache, [token], num_tokens := min(num_tokens, MOST_AHEAD)) as row:
             for position in range(first_position, first_position + num_tokens):
                 logits = row.run(token, *self._angles_of(position))
-                if note is not None:
-                    note(logits[None])
-                largest, index = logits.max(0)
-                token = int(index) if math.isfinite(largest) else NO_TOKEN
+                chosen = note(logits[None]) if note is not None else None
+                token = _largest(logits) if chosen is None else chosen
                 written.append(token)
                 if token == NO_TOKEN or time.perf_counter() - started > AHEAD_S:
                     break
@@ -227,6 +225,11 @@ def can_write_rows(layers: FusedLayers, decoder: Decoder, lm_head: nn.Module) ->
         and type(decoder.embed_tokens) is nn.Embedding
         and lm_head.weight.dtype in (torch.float32, torch.float64)
     )
+
+
+def _largest(logits: Tensor) -> int:
+    largest, index = logits.max(0)
+    return int(index) if math.isfinite(largest) else NO_TOKEN
 
 
 def _multiply(product: Product, row: Tensor, out: Tensor) -> None:

@@ -1,50 +1,14 @@
-"""What the draft has written of one dynamic tree: its nodes by number, those that live, and those that are not sent;
-and what a model that writes ahead by itself notes for it."""
+"""What the draft has written of one dynamic tree: its nodes by number, those that live, and those that are not sent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
+from slipstream.engine.written_ahead import Ranked
 from slipstream.errors import ProtocolViolation
 from slipstream.session_messages import DraftTokens
 from slipstream.speculation.lines import MAX_NODES
 from slipstream.speculation.protocol import ROOT
 from slipstream.speculation.trees.growth import Growth
-
-
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """The likeliest tokens of a place, the first before all, and the draft's own chance of each."""
-
-    token_ids: list[int]
-    sure: list[float]
-
-    def led_by(self, token_id: int, count: int, vocab_size: int) -> tuple[list[int], list[float]]:
-        """At most `count`, first the token that the model went on with: of equals it may have taken another one."""
-        pairs = zip(self.token_ids, self.sure, strict=True)
-        others = [(each, sure) for each, sure in pairs if each != token_id and each < vocab_size]
-        kept = [(token_id, self.sure[0]), *others[: count - 1]]
-        return [each for each, _ in kept], [sure for _, sure in kept]
-
-
-class RankedAhead:
-    """The likeliest tokens at each place of lines that a model writes by itself, which nobody waits for meanwhile."""
-
-    def __init__(self, width: int) -> None:
-        self._width = width
-        self._found: list[tuple[Tensor, Tensor]] = []
-
-    def note(self, logits: Tensor) -> None:
-        """Of the next place, [sessions, vocab]."""
-        sure, token_ids = logits.softmax(-1).topk(min(self._width, logits.shape[-1]))
-        self._found.append((sure, token_ids))
-
-    def read(self) -> list[list[Ranked]]:
-        """By session, and place."""
-        sure, token_ids = (torch.stack(each, 1).tolist() for each in zip(*self._found, strict=True))
-        return [list(map(Ranked, *of_session)) for of_session in zip(token_ids, sure, strict=True)]
 
 
 @dataclass(slots=True)

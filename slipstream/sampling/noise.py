@@ -185,15 +185,23 @@ class Races:
             noise = exponentials(random_bits(self._keys(Stream.CHOICE, position, weights[None]), token_ids))
         return _first_to_arrive(weights[None], noise[None])[0]
 
-    def ranked(self, weights: Tensor, position: int, count: int) -> list[int]:
-        """The first `count` tokens to arrive at `position`, with `weights` [vocab]; the first of them is `choose`'s."""
+    def ranked(self, weights: Tensor, position: int, count: int) -> Tensor:
+        """The first `count` tokens to arrive at `position`, int64, with `weights` [vocab]; the first of them is
+        `choose`'s, and those that never arrive are the last."""
+        return (weights / self.arrivals(position, weights.device)).topk(min(count, len(weights))).indices
+
+    def arrivals(self, position: int, device: torch.device) -> Tensor:
+        """The exponential numbers [vocab] of the race at `position`, each to be divided by its token's weight."""
         if self._rows_per_table:
-            noise = self._table_row(position, weights.device)
-        else:
-            token_ids = torch.arange(len(weights), device=weights.device)
-            noise = exponentials(random_bits(self._keys(Stream.CHOICE, position, weights[None]), token_ids)).view(-1)
-        first: list[int] = (weights / noise).topk(min(count, len(weights))).indices.tolist()
-        return first
+            return self._table_row(position, device)
+        keys = key_tensor([position_key(self._seed, Stream.CHOICE, position)], device)
+        return exponentials(random_bits(keys, torch.arange(self._vocab_size, device=device)))
+
+    def prepare(self, position: int) -> None:
+        """Computes what the next races will need from `position` on, where such is kept and there were some."""
+        for device in {device for _, device in self._tables}:
+            self._table_row(position, device)
+            self._table_row(position + self._rows_per_table, device)
 
     def replace(self, weights: Tensor, position: int) -> int:
         """The token, drawn by `weights` [vocab], that takes the place of a rejected one: stream RESIDUAL."""

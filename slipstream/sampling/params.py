@@ -37,6 +37,11 @@ class SamplingParams:
         return self.greedy and self.repetition_penalty == 1.0
 
     @property
+    def draws_from_all(self) -> bool:
+        """A token is drawn from all of them by their own probabilities, and nobody is told of these."""
+        return not self.greedy and self.top_k == 0 and self.top_p == 1.0 and not self.sends_proposals
+
+    @property
     def sends_proposals(self) -> bool:
         """The draft says what each of its tokens was drawn from."""
         return not self.greedy and self.rule == "rejection"

@@ -205,6 +205,11 @@ class TargetSampler:
                 return index, token
         raise AssertionError("the row behind the window always ends it")
 
+    def prepare(self, position: int) -> None:
+        """What `judge` will need from that position on is computed now, where it can be, and not while it is waited
+        for."""
+        self._races.prepare(position)
+
     def rate(self, logits: Tensor, committed: Sequence[int], candidates: Sequence[int]) -> Rating:
         """The greedy choice behind `committed`, and how likely it and the candidates are, from logits [1, vocab].
         Raises like `judge`."""
@@ -276,6 +281,8 @@ class DraftSampler:
         rows = logits[None, : self.vocab_size]
         if self.params.greedy:
             return self._warp.likeliest(rows, output)[0], None
+        if self.params.draws_from_all:
+            return self._race_of_all(rows, output), None
         draft = self._warp.probabilities(rows, output)
         if not self.params.sends_proposals:
             return self._races.choose(draft, len(output))[0], None
@@ -284,6 +291,18 @@ class DraftSampler:
         winner = self._races.choose_among(token_ids, sent.to(torch.float64), len(output))
         ids, probabilities = token_ids.tolist(), tuple(filter(None, sent.tolist()))  # what rounds to 0 comes last
         return ids[winner], Proposal(tuple(ids[: len(probabilities)]), probabilities)
+
+    def _race_of_all(self, rows: Tensor, output: Sequence[int]) -> int:
+        """The winner of the race of all tokens by logarithms, which need no sum: the largest of ln(weight) - ln(E).
+        Nearly always `Races.choose`'s, as far as they round alike, and the draft's choice changes no text."""
+        logs = self._warp.penalised(rows, output)[0].to(torch.float64).div_(self.params.temperature)
+        best, token = logs.sub_(self._races.arrivals(len(output), logs.device).log()).max(0)
+        _check_finite(math.isfinite(best))
+        return int(token)
+
+    def prepare(self, position: int) -> None:
+        """As of `TargetSampler`, for `choose` and what is like it."""
+        self._races.prepare(position)
 
     def rank(self, logits: Tensor, output: Sequence[int], count: int) -> list[int]:
         """The `count` tokens that most likely follow `output` in the target's text, the best first.
@@ -299,7 +318,9 @@ class DraftSampler:
         """
         rows = logits[None, : self.vocab_size]
         if not self.params.greedy:
-            return self._races.ranked(self._warp.probabilities(rows, output)[0], len(output), count)
+            draft = self._warp.probabilities(rows, output)[0]
+            arrived: list[int] = self._races.ranked(draft, len(output), count).tolist()
+            return arrived
         self._warp.likeliest(rows, output)
         best: list[int] = self._warp.penalised(rows, output)[0].topk(min(count, rows.shape[-1])).indices.tolist()
         return best
@@ -320,10 +341,10 @@ class DraftSampler:
             _check_finite(all(map(math.isfinite, sure)))
             return token_ids.tolist(), sure
         draft = self._warp.probabilities(rows, output)[0]
-        ranked = self._races.ranked(draft, len(output), min(count, int((draft > 0).sum())))
-        chosen = upload(torch.tensor(ranked, dtype=torch.int64), draft.device)
-        held = draft.topk(len(ranked)).values if self.params.sends_proposals else draft[chosen]
-        return ranked, held.tolist()
+        ranked = self._races.ranked(draft, len(output), count)
+        own = [chance for chance in draft[ranked].tolist() if chance > 0]
+        held = draft.topk(len(own)).values.tolist() if self.params.sends_proposals else own
+        return ranked.tolist()[: len(own)], held
 
 
 def residual(target: Tensor, draft: Tensor) -> Tensor:

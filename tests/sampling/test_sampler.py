@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from slipstream.errors import SlipstreamError
 from slipstream.sampling.noise import Races
 from slipstream.sampling.params import Proposal, SamplingParams
 from slipstream.sampling.sampler import MAX_PROPOSAL_TOKENS, DraftSampler, TargetSampler, read_proposal, residual
@@ -68,6 +70,35 @@ def test_a_draft_that_knows_the_target_is_always_right(params: SamplingParams) -
     window, proposals = written(DraftSampler(params, (3,), VOCAB), logits[:-1], [1, 2])
     assert not proposals
     assert TargetSampler(params, (3,), VOCAB).judge(logits, [1, 2], window)[0] == 39
+
+
+@pytest.mark.parametrize("vocab", [VOCAB, 70_000], ids=["numbers are kept", "numbers are made anew"])
+@pytest.mark.parametrize("temperature", [0.1, 1.0, 30.0])
+def test_a_race_by_logarithms_has_the_winner_of_the_races_by_weights(temperature: float, vocab: int) -> None:
+    params = SamplingParams(temperature=temperature, seed=5)
+    assert params.draws_from_all and not replace(params, top_p=0.5).draws_from_all
+    logits = some_logits(20, vocab=vocab)
+    logits[:, 3] = -torch.inf
+    window, _ = written(DraftSampler(params, (), vocab), logits, [1, 2])
+    target = TargetSampler(params, (), vocab)
+    assert window == [target.judge(row[None], [1, 2, *window[:n]], ())[1] for n, row in enumerate(logits)]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_logits_that_are_no_numbers_are_told(bad: float) -> None:
+    for logits in (torch.full((VOCAB,), -torch.inf), some_logits(1)[0].index_fill(0, torch.tensor([3]), bad)):
+        for params in (SamplingParams(), HOT, replace(HOT, top_p=0.5), REJECTION):
+            with pytest.raises(SlipstreamError, match="not finite"):
+                DraftSampler(params, (), VOCAB).choose(logits, ())
+
+
+def test_what_was_prepared_changes_no_choice() -> None:
+    logits, (prepared, fresh) = some_logits(40), (TargetSampler(HOT, (), VOCAB) for _ in range(2))
+    prepared.prepare(0)  # before the first race it is not known where
+    for position in range(0, 200, 7):
+        committed = [1] * position
+        assert prepared.judge(logits, committed, [2] * 39) == fresh.judge(logits, committed, [2] * 39)
+        prepared.prepare(position + 1)
 
 
 def test_greedy_is_the_argmax() -> None:

@@ -1,0 +1,164 @@
+"""Lines that the draft draws: the model writes on by itself and asks for each token, which changes nothing."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from slipstream.engine import VideoLM
+from slipstream.engine.draft_engine import DraftEngine
+from slipstream.engine.draft_session import DraftSession
+from slipstream.errors import SlipstreamError
+from slipstream.sampling.params import Proposal, SamplingParams
+from slipstream.sampling.sampler import DraftSampler
+from slipstream.session_messages import DraftTokens
+from slipstream.speculation.protocol import ROOT, RestartLine
+from tests.services.model_sessions import some_frames
+from tests.services.test_draft_writer import SHAPES, draft_model, line, running, started
+
+NUM_TOKENS = 20
+SAMPLINGS = {
+    "drawn": SamplingParams(temperature=1.0, seed=5),
+    "from few": SamplingParams(temperature=1.0, top_p=0.9, top_k=40, seed=5),
+    "penalised": SamplingParams(repetition_penalty=3.0),
+    "rejection": SamplingParams(temperature=1.0, seed=5, rule="rejection"),
+}
+LINES = {
+    "chain": {},
+    "siblings": {"width": 2, "max_rows": 1},
+    "branches": {"width": 2, "max_rows": 2},
+    "one branch": {"width": 1, "max_rows": 2},
+}
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VideoLM:
+    return draft_model(tmp_path_factory.mktemp("draft"), request.param)
+
+
+@pytest.fixture
+def chosen(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens were written at each call in which the sampler chose them."""
+    found, write_ahead = list[int](), model.write_ahead
+
+    def spy(batch: Any, num_tokens: int, note: Any) -> Any:
+        asked = list[int]()
+
+        def noted(logits: Any) -> int | None:
+            token: int | None = note(logits)
+            asked.extend([token] if token is not None else [])
+            return token
+
+        written = write_ahead(batch, num_tokens, noted)
+        if asked:
+            assert written == [asked]
+            found.append(len(asked))
+        return written
+
+    monkeypatch.setattr(model, "write_ahead", spy)
+    return found
+
+
+async def heard(engine: DraftEngine, session: DraftSession, num_tokens: int) -> list[DraftTokens]:
+    """Chunks until the main path has so many tokens."""
+    chunks: list[DraftTokens] = []
+    async for chunk in engine.write(session):
+        chunks.append(chunk)
+        if len(main_path(chunks)) >= num_tokens:
+            return chunks
+    raise AssertionError("the line ended")
+
+
+def main_path(chunks: list[DraftTokens]) -> list[int]:
+    """The tokens of a chain, or of a tree along each node's first candidate."""
+    tokens = [token for chunk in chunks for token in chunk.token_ids]
+    parents = [parent for chunk in chunks for parent in chunk.parents]
+    if not parents:
+        return tokens
+    path, node = list[int](), ROOT
+    while node in parents:
+        node = parents.index(node)
+        path.append(tokens[node])
+    return path
+
+
+def proposals(chunks: list[DraftTokens]) -> list[Proposal]:
+    return [proposal for chunk in chunks for proposal in chunk.proposals]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.mark.parametrize("how", LINES.values(), ids=LINES)
+async def test_what_is_chosen_ahead_is_what_is_chosen_step_by_step(
+    model: VideoLM, chosen: list[int], monkeypatch: pytest.MonkeyPatch, how: dict[str, int], sampling: SamplingParams
+) -> None:
+    num_tokens = NUM_TOKENS if how != LINES["branches"] else 3  # what is drawn is unlikely, and others are read before
+    async with running(model) as engine:
+        ahead = await heard(engine, await started(engine, some_frames(), sampling=sampling, **how), num_tokens)
+        if how != LINES["branches"]:
+            assert bool(chosen) == (model.most_nodes > 0), "the model of static steps feeds its largest alone"
+        monkeypatch.setattr(model, "write_ahead", lambda *_: None)
+        steps = await heard(engine, await started(engine, some_frames(), sampling=sampling, **how), num_tokens)
+    assert main_path(ahead)[:num_tokens] == main_path(steps)[:num_tokens]
+    assert len(set(main_path(ahead))) >= 3, "a text that says something"
+    if sampling.sends_proposals and not how:
+        for one, other in zip(proposals(ahead), proposals(steps), strict=True):
+            assert one.token_ids[:8] == other.token_ids[:8]
+            assert one.probabilities == pytest.approx(other.probabilities, rel=1e-3, abs=1e-6)
+
+
+async def test_a_line_that_is_drawn_restarts_where_it_is_told(model: VideoLM) -> None:
+    """On the same prefix it says the same again: the numbers belong to positions."""
+    async with running(model) as engine:
+        session = await started(engine, some_frames(), sampling=SAMPLINGS["drawn"])
+        first = await line(engine, session, NUM_TOKENS)
+        engine.order(session, RestartLine(2, 6, (first[6],), NUM_TOKENS, 1))
+        assert await line(engine, session, NUM_TOKENS - 7, epoch=2) == first[7:]
+
+
+async def test_sessions_that_draw_beside_others_write_what_they_write_alone(model: VideoLM) -> None:
+    asked = [{"sampling": sampling} for sampling in SAMPLINGS.values()] + [{}]
+    async with running(model) as engine:
+        alone = []
+        for each in asked:
+            session = await started(engine, some_frames(), **each)
+            alone.append(await line(engine, session, NUM_TOKENS))
+            await engine.close(session)
+        sessions = [await started(engine, some_frames(), **each) for each in asked]
+        assert await asyncio.gather(*(line(engine, session, NUM_TOKENS) for session in sessions)) == alone
+
+
+async def test_a_sampler_that_fails_ends_its_own_line_only(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(model) as engine:
+        bad, good = [await started(engine, some_frames(), sampling=SAMPLINGS["drawn"]) for _ in range(2)]
+        choose = bad.sampler.choose
+
+        def fails(logits: Any, output: Any) -> Any:
+            if len(output) == 5:
+                raise SlipstreamError("no number")
+            return choose(logits, output)
+
+        monkeypatch.setattr(bad.sampler, "choose", fails)
+        with pytest.raises(SlipstreamError, match="no number"):
+            await line(engine, bad, NUM_TOKENS)
+        assert bad.line.output == (await line(engine, good, NUM_TOKENS))[:5]
+
+
+async def test_numbers_are_made_once_a_line_rests(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy lines need none."""
+    made, is_made = list[DraftSampler](), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def spy(sampler: DraftSampler, position: int) -> None:
+        assert position == NUM_TOKENS
+        made.append(sampler)
+        loop.call_soon_threadsafe(is_made.set)
+
+    monkeypatch.setattr(DraftSampler, "prepare", spy)
+    async with running(model) as engine:
+        greedy = await started(engine, some_frames())
+        await line(engine, greedy, NUM_TOKENS)
+        await engine.close(greedy)
+        session = await started(engine, some_frames(), sampling=SAMPLINGS["drawn"])
+        await line(engine, session, NUM_TOKENS)
+        await asyncio.wait_for(is_made.wait(), 60)
+    assert set(made) == {session.sampler}
