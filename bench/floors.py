@@ -21,6 +21,9 @@ from bench.common import MODELS, machine_facts, make_parser, say
 from bench.output import finish
 from bench.tables import print_rows
 from slipstream.engine import DecodeState, VideoLM, load_model
+from slipstream.engine.written_ahead import ChosenAhead
+from slipstream.sampling.params import SamplingParams
+from slipstream.sampling.sampler import DraftSampler
 
 PROMPT, SIDE = "Describe this video in detail.", 224
 KEPT_SHARE = 0.1
@@ -75,6 +78,13 @@ def _rows(role: str, given: Namespace, core: tuple[float, float]) -> list[dict[s
             model.write_ahead([(state, 0)], num_left)
         state.rollback(past)
 
+    def draw() -> None:
+        text: list[int] = []
+        while (num_left := LINE_TOKENS - len(text)) > 0:
+            drawing = ChosenAhead(sampler, text, 0)
+            model.write_ahead([(state, text[-1] if text else 0)], num_left, drawing.note)
+        state.rollback(past)
+
     def row(what: str, num_rows: int, num_passes: int, run: Callable[[], None]) -> dict[str, Any]:
         pass_s = _thread_s(run, given.repeats) / num_passes
         product_s = num_rows * (num_weights + per_key * past) / core[1]
@@ -90,7 +100,11 @@ def _rows(role: str, given: Namespace, core: tuple[float, float]) -> list[dict[s
         }
 
     rows = [row(role, num_rows, 1, partial(step, num_rows)) for num_rows in WINDOWS[role]]
-    return rows if role == "target" else [*rows, row("draft, in a line", 1, LINE_TOKENS, write)]
+    if role == "target":
+        return rows
+    sampler = DraftSampler(SamplingParams(temperature=1.0), (), model.info.vocab_size)
+    lines = {"draft, in a line": write, "draft, in a drawn line": draw}
+    return [*rows, *(row(what, 1, LINE_TOKENS, run) for what, run in lines.items())]
 
 
 def _num_operations(run: Callable[[], None]) -> int:

@@ -1,13 +1,14 @@
 """What a draft costs or saves over many short captions of the real stack, whose gateway remembers from one to the next.
 
-`bench gate` asks the same in simulated time. Here every draft gets a stack of its own, whose gateway knows nothing at
-first. Each speculative caption has a plain one of the same clip behind it, prefills at hand, so that a busy time falls
-on both; what counts is the sum of the seconds of decoding. Exit status 1 when a bound did not hold;
-`broken` names it.
+`bench gate` asks the same in simulated time. Here every draft gets stacks of its own, whose gateways know nothing at
+first. Each speculative caption has a plain one of the same clip before it and one behind it, prefills at hand, so that
+a busy time falls on both, and so does what wears off; what counts is the sum of the seconds of decoding. There is one
+first caption a stack, which says little by itself: for what first captions cost, ask for many stacks of few captions.
+Exit status 1 when a bound did not hold; `broken` names it.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any
@@ -17,7 +18,7 @@ from bench.guarantees.gate import with_draft
 from bench.guarantees.many_captions import BAD_LIMIT, FIRST_LIMIT
 from bench.output import finish
 from bench.tables import print_rows
-from slipstream import CaptionOptions, connect_async
+from slipstream import AsyncCaptioner, CaptionOptions, connect_async
 from slipstream.stack.local import Stack, StackOptions
 
 BAD: dict[str, tuple[str, ...]] = {
@@ -48,18 +49,25 @@ class Series:
     """Captions of one draft, in a row."""
 
     drafted: list[Captioned] = field(default_factory=list)
-    plain: list[Captioned] = field(default_factory=list)
-    """Each right behind the drafted one of the same clip."""
+    plain: list[tuple[Captioned, Captioned]] = field(default_factory=list)
+    """Of the same clip right before each drafted one, and right behind it."""
+    stacks: list[int] = field(default_factory=list)
+    """How many there were when a stack was new."""
 
     @property
-    def ratios(self) -> list[float]:
-        """Seconds of decoding over plain decoding's, caption by caption."""
-        return [_seconds(own) / _seconds(plain) for own, plain in zip(self.drafted, self.plain, strict=True)]
+    def first(self) -> float:
+        """Seconds of decoding over plain decoding's, of all first captions together."""
+        return self._over_plain(self.stacks)
 
     @property
     def over_plain(self) -> float:
-        """The same of all of them together."""
-        return sum(map(_seconds, self.drafted)) / sum(map(_seconds, self.plain))
+        """The same of all captions."""
+        return self._over_plain(range(len(self.drafted)))
+
+    def _over_plain(self, places: Iterable[int]) -> float:
+        pairs = [(_seconds(self.drafted[place]), sum(map(_seconds, self.plain[place])) / 2) for place in places]
+        drafted_s, plain_s = map(sum, zip(*pairs, strict=True))
+        return drafted_s / plain_s
 
     @property
     def judged(self) -> int:
@@ -68,28 +76,31 @@ class Series:
 
     @property
     def identical(self) -> str:
-        same = sum(own.token_ids == plain.token_ids for own, plain in zip(self.drafted, self.plain, strict=True))
+        pairs = zip(self.drafted, self.plain, strict=True)
+        same = sum(own.token_ids == before.token_ids == behind.token_ids for own, (before, behind) in pairs)
         return f"{same}/{len(self.drafted)}"
 
 
-async def measure(num_captions: int, num_tokens: int, num_frames: int, drafts: Sequence[str]) -> dict[str, Any]:
-    """A row a draft, and which bounds did not hold."""
+async def measure(
+    num_captions: int, num_tokens: int, num_frames: int, num_stacks: int, drafts: Sequence[str]
+) -> dict[str, Any]:
+    """A row a draft, and which bounds did not hold. `num_captions` of each draft in each of `num_stacks`."""
     template = CaptionOptions(num_frames=num_frames, max_new_tokens=num_tokens)
     rows = []
     for name in drafts:
         say(f"draft: {name}")
         row_of = _bad_row if name in BAD else _good_row
-        rows.append({"draft": name, **await row_of(name, template, num_captions)})
+        rows.append({"draft": name, **await row_of(name, template, num_captions, num_stacks)})
         say(f"  {rows[-1]}")
     broken = [row["draft"] for row in rows if not row["holds"] or not is_whole(row["identical"])]
-    shape = {"captions": num_captions, "tokens": num_tokens, "frames": num_frames}
+    shape = {"captions": num_captions, "tokens": num_tokens, "frames": num_frames, "stacks": num_stacks}
     return {**shape, "drafts": rows, "broken": broken}
 
 
-async def _bad_row(name: str, template: CaptionOptions, num_captions: int) -> dict[str, Any]:
+async def _bad_row(name: str, template: CaptionOptions, num_captions: int, num_stacks: int) -> dict[str, Any]:
     asked = CaptionOptions(method="slipstream").over(template)
-    (series,) = await _captions(with_draft(name, {}, *BAD[name]), [asked], num_captions)
-    first, over_plain = series.ratios[0], series.over_plain
+    (series,) = await _captions(with_draft(name, {}, *BAD[name]), [asked], num_captions, num_stacks)
+    first, over_plain = series.first, series.over_plain
     return {
         "first": round(first, 4),
         "all": round(over_plain, 4),
@@ -99,12 +110,12 @@ async def _bad_row(name: str, template: CaptionOptions, num_captions: int) -> di
     }
 
 
-async def _good_row(name: str, template: CaptionOptions, num_captions: int) -> dict[str, Any]:
+async def _good_row(name: str, template: CaptionOptions, num_captions: int, num_stacks: int) -> dict[str, Any]:
     asked = CaptionOptions.from_mapping(GOOD[name]).over(template)
     ways = [asked, CaptionOptions(gate=False).over(asked)]
-    gated, ungated = await _captions(with_draft("none", {}), ways, num_captions)
+    gated, ungated = await _captions(with_draft("none", {}), ways, num_captions, num_stacks)
     return {
-        "first": round(gated.ratios[0], 4),
+        "first": round(gated.first, 4),
         "all": round(gated.over_plain, 4),
         "ungated": round(ungated.over_plain, 4),
         "judged": ungated.judged,
@@ -116,19 +127,32 @@ async def _good_row(name: str, template: CaptionOptions, num_captions: int) -> d
     }
 
 
-async def _captions(options: StackOptions, ways: Sequence[CaptionOptions], num_captions: int) -> list[Series]:
-    """A series by way, which take turns. Before them every clip has had a plain caption of a few tokens, so that
-    prefills are at hand; of drafts the gateway knows nothing."""
-    clips, series = held_out_clips(CLIPS), [Series() for _ in ways]
-    async with Stack(options, report=say) as stack, connect_async(stack.gateway_address) as captioner:
-        plain = CaptionOptions(method="autoregressive").over(ways[0])
-        for clip in clips:
-            await run_caption(captioner, clip, CaptionOptions(max_new_tokens=WARM_UP_TOKENS).over(plain))
-        for clip in islice(cycle(clips), num_captions):
-            for own, asked in zip(series, ways, strict=True):
-                own.drafted.append(await run_caption(captioner, clip, asked))
-                own.plain.append(await run_caption(captioner, clip, plain))
+async def _captions(
+    options: StackOptions, ways: Sequence[CaptionOptions], num_captions: int, num_stacks: int
+) -> list[Series]:
+    """A series by way, which take turns, in one stack after the other."""
+    series = [Series() for _ in ways]
+    for _ in range(num_stacks):
+        for one in series:
+            one.stacks.append(len(one.drafted))
+        async with Stack(options, report=say) as stack, connect_async(stack.gateway_address) as captioner:
+            await _caption_all(captioner, ways, series, num_captions)
     return series
+
+
+async def _caption_all(
+    captioner: AsyncCaptioner, ways: Sequence[CaptionOptions], series: Sequence[Series], num_captions: int
+) -> None:
+    """Before them every clip has a plain caption of a few tokens, so that prefills are at hand; of drafts the gateway
+    knows nothing."""
+    clips, plain = held_out_clips(CLIPS), CaptionOptions(method="autoregressive").over(ways[0])
+    for clip in clips:
+        await run_caption(captioner, clip, CaptionOptions(max_new_tokens=WARM_UP_TOKENS).over(plain))
+    for clip in islice(cycle(clips), num_captions):
+        for own, asked in zip(series, ways, strict=True):
+            before, drafted, behind = [await run_caption(captioner, clip, each) for each in (plain, asked, plain)]
+            own.drafted.append(drafted)
+            own.plain.append((before, behind))
 
 
 def _seconds(captioned: Captioned) -> float:
@@ -137,13 +161,14 @@ def _seconds(captioned: Captioned) -> float:
 
 def main(argv: Sequence[str]) -> None:
     known = [*BAD, *GOOD]
-    flags: dict[str, Any] = {"captions": (100, "of each draft"), "tokens": 70, "frames": 8}
+    flags: dict[str, Any] = {"captions": (100, "of each draft and stack"), "tokens": 70, "frames": 8}
+    flags["stacks"] = (1, "of each draft")
     flags["drafts"] = (known, "of them")
     parser = make_parser("served-gate", "Drafts that do not help, and that do, over many captions.", **flags)
     given = parser.parse_args(argv)
     if unknown := sorted(set(given.drafts) - set(known)):
         parser.error(f"--drafts {unknown[0]!r} is unknown; known are {', '.join(known)}")
-    document = run_to_end(measure(given.captions, given.tokens, given.frames, given.drafts))
+    document = run_to_end(measure(given.captions, given.tokens, given.frames, given.stacks, given.drafts))
     print_rows("Seconds of decoding over plain decoding's", document["drafts"])
     finish("served-gate", document | {"machine": machine_facts()})
     sys.exit(1 if document["broken"] else 0)

@@ -20,6 +20,8 @@ from slipstream.engine.target_engine import default_guidance_layer
 from slipstream.engine.text_attention import TextAttention
 from slipstream.pruning import Guidance, Pruner, Score, VideoTokens, get_pruner, prune
 from slipstream.pruning.guided import make_guidance
+from slipstream.sampling.params import GREEDY, SamplingParams
+from slipstream.sampling.sampler import DraftSampler
 from slipstream.speculation.trees.growth import GROWTHS
 
 MAX_WIDTH = max(growth.width for growth in GROWTHS.values())
@@ -45,22 +47,29 @@ class Agreement:
         return tuple(rank == 0 for rank in self.trace.ranks)
 
 
-def draft_agreements(task: Task, token_ids: Sequence[int], pruners: Sequence[str], alpha: float) -> list[Agreement]:
-    """Agreement on the text `token_ids` by pruner, each pruning a share `alpha` of the video."""
+def draft_agreements(
+    task: Task, token_ids: Sequence[int], pruners: Sequence[str], alpha: float, sampling: SamplingParams = GREEDY
+) -> list[Agreement]:
+    """Agreement on the text `token_ids`, which was chosen so, by pruner, each pruning a share `alpha` of the video."""
     logits_of = DraftLogits(task)
     agreements = []
     for pruner in pruners:
         logits, num_kept = logits_of(token_ids, pruner, alpha)
         one_s, many_s = (logits_of.pass_s(token_ids[:rows]) for rows in (1, TIMED_ROWS))
         row_share = max(many_s / one_s - 1, 0.0) / (TIMED_ROWS - 1)
-        agreements.append(Agreement(_trace(logits, token_ids), num_kept, one_s, row_share))
+        agreements.append(Agreement(trace_of(logits, token_ids, sampling), num_kept, one_s, row_share))
     return agreements
 
 
-def _trace(logits: Tensor, token_ids: Sequence[int]) -> TreeTrace:
-    ranks = (logits > logits.gather(1, torch.tensor(token_ids)[:, None])).sum(dim=1)
-    sure = logits.softmax(dim=-1).topk(MAX_WIDTH).values
-    return TreeTrace(tuple(ranks.tolist()), tuple(map(tuple, sure.tolist())))
+def trace_of(logits: Tensor, token_ids: Sequence[int], sampling: SamplingParams) -> TreeTrace:
+    """Where each token stands among what a draft with these logits [n, vocab] would name there."""
+    sampler = DraftSampler(sampling, (), logits.shape[-1])  # nothing here is penalised, so no prompt counts
+    ranks, sure = [], []
+    for place, (row, token) in enumerate(zip(logits, token_ids, strict=True)):
+        candidates, chances = sampler.candidates(row, token_ids[:place], MAX_WIDTH)
+        ranks.append(candidates.index(token) if token in candidates else MAX_WIDTH)
+        sure.append(tuple(chances))
+    return TreeTrace(tuple(ranks), tuple(sure))
 
 
 def draft_logits(task: Task, token_ids: Sequence[int], pruner: str, alpha: float) -> tuple[Tensor, int]:

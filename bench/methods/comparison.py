@@ -22,6 +22,7 @@ from bench.methods.samples import Sample, median, reference_sample, stack_sample
 from bench.reference import Generated, start_reference
 from slipstream import AsyncCaptioner, CaptionOptions, connect_async
 from slipstream.errors import SlipstreamError
+from slipstream.sampling.params import GREEDY, SamplingParams
 from slipstream.speculation.methods import Drafter, get_method
 from slipstream.stack.local import FRESH, Stack, StackOptions
 
@@ -130,8 +131,7 @@ class Comparison:
     template: Task
     budget: Budget
     sampling: CaptionOptions | None = None
-    """None: greedy. Otherwise temperature and seed of all captions; then nothing is asked of the reference, which has
-    another sampler."""
+    """None: greedy. Otherwise temperature and seed of all captions."""
     findings: Findings = field(default_factory=Findings)
 
     def __post_init__(self) -> None:
@@ -166,8 +166,7 @@ class Comparison:
             await self._run_clip(number, clip)
         if len(self.clips) <= TIMELINES_AFTER_CLIPS:
             await self._draw_timelines()
-        if self.sampling is None:
-            await self._consult()
+        await self._consult()
 
     async def _run_clip(self, number: int, clip: Path) -> None:
         methods = self._methods_of(number)
@@ -214,10 +213,12 @@ class Comparison:
     async def _consult(self) -> None:
         """What the texts say of the draft's agreement, of lossy methods' acceptance, and of the tokens kept."""
         plain = [sample for sample in self.findings.samples if sample.method == ENGINE_PLAIN]
+        drawn = GREEDY if self.sampling is None else SamplingParams(self.sampling.temperature, seed=self.sampling.seed)
         for sample in plain:
             say(f"the draft's agreement on {Path(sample.clip).stem}")
             task = replace(self.template, video=Path(sample.clip))
-            found = await self.processes.call_outside(draft_agreements, task, sample.token_ids, RECORDED_PRUNERS, ALPHA)
+            asked = (task, sample.token_ids, RECORDED_PRUNERS, ALPHA, drawn)
+            found = await self.processes.call_outside(draft_agreements, *asked)
             for pruner, agreement in zip(RECORDED_PRUNERS, found, strict=True):
                 self.findings.agreements.setdefault(pruner, {})[sample.clip] = agreement
             await self._accepted(task)
