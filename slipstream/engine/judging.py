@@ -29,7 +29,6 @@ class WindowJudge:
 
     def __init__(self, model: VideoLM, thread: ModelThread, rides: Rides | None = None) -> None:
         self._model = model
-        self._thread = thread
         self._batcher = StepBatcher(model, thread, max_steps=1 if model.strict_width else MAX_STEPS, rides=rides)
         self._longest_window = model.strict_width - 1 if model.strict_width else None
         self._costs = WindowCosts()
@@ -64,8 +63,6 @@ class WindowJudge:
             passes.begin()
         async for judgement in passes.results():
             yield judgement
-        if not session.sampler.params.greedy:  # it was told, so nobody waits for this now
-            self._thread.submit(partial(session.sampler.prepare, len(session.committed)), Lane.DECODE)
 
     def forget(self, session: TargetSession) -> None:
         """The session has ended: its waiting step is dropped and no pass waits for its next."""

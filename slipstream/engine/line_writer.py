@@ -56,7 +56,6 @@ class LineWriter:
         """Seconds of a token that is written without a look at it."""
         self._most_ahead = math.inf
         """Sessions whose tokens the model writes so together; of more it was seen to refuse."""
-        self._will_prepare = False
         self._prepared: set[int] = set()
         """Rows of which there was a pass."""
         self._loop = asyncio.get_running_loop()
@@ -117,21 +116,7 @@ class LineWriter:
                 self._writing.pop(session, None)
         with self._lock:
             self._is_running = bool(self._writing or self._woken)
-        if not self._is_running:
-            self._prepare_soon()
-        return self._is_running
-
-    def _prepare_soon(self) -> None:
-        """Numbers that tokens will be drawn by are made while targets judge, once those that wait have what was
-        written."""
-        if not self._will_prepare and not all(session.sampler.params.greedy for session in self._open):
-            self._will_prepare = True
-            self._thread.submit(self._prepare, Lane.IDLE)
-
-    def _prepare(self) -> None:
-        self._will_prepare = False
-        for session in self._open:
-            session.sampler.prepare(len(session.line.output))
+            return self._is_running
 
     def _may_write(self, session: DraftSession) -> bool:
         """Carries out the session's orders, and says whether its line may go on."""

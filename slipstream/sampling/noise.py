@@ -197,12 +197,6 @@ class Races:
         keys = key_tensor([position_key(self._seed, Stream.CHOICE, position)], device)
         return exponentials(random_bits(keys, torch.arange(self._vocab_size, device=device)))
 
-    def prepare(self, position: int) -> None:
-        """Computes what the next races will need from `position` on, where such is kept and there were some."""
-        for device in {device for _, device in self._tables}:
-            self._table_row(position, device)
-            self._table_row(position + self._rows_per_table, device)
-
     def replace(self, weights: Tensor, position: int) -> int:
         """The token, drawn by `weights` [vocab], that takes the place of a rejected one: stream RESIDUAL."""
         key = self._keys(Stream.RESIDUAL, position, weights[None])

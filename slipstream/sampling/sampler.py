@@ -205,11 +205,6 @@ class TargetSampler:
                 return index, token
         raise AssertionError("the row behind the window always ends it")
 
-    def prepare(self, position: int) -> None:
-        """What `judge` will need from that position on is computed now, where it can be, and not while it is waited
-        for."""
-        self._races.prepare(position)
-
     def rate(self, logits: Tensor, committed: Sequence[int], candidates: Sequence[int]) -> Rating:
         """The greedy choice behind `committed`, and how likely it and the candidates are, from logits [1, vocab].
         Raises like `judge`."""
@@ -295,14 +290,11 @@ class DraftSampler:
     def _race_of_all(self, rows: Tensor, output: Sequence[int]) -> int:
         """The winner of the race of all tokens by logarithms, which need no sum: the largest of ln(weight) - ln(E).
         Nearly always `Races.choose`'s, as far as they round alike, and the draft's choice changes no text."""
-        logs = self._warp.penalised(rows, output)[0].to(torch.float64).div_(self.params.temperature)
-        best, token = logs.sub_(self._races.arrivals(len(output), logs.device).log()).max(0)
+        scores = self._warp.penalised(rows, output)[0].to(torch.float64)
+        best = scores.max()
         _check_finite(math.isfinite(best))
-        return int(token)
-
-    def prepare(self, position: int) -> None:
-        """As of `TargetSampler`, for `choose` and what is like it."""
-        self._races.prepare(position)
+        logs = (scores - best).div_(self.params.temperature)
+        return int(logs.sub_(self._races.arrivals(len(output), logs.device).log()).argmax())
 
     def rank(self, logits: Tensor, output: Sequence[int], count: int) -> list[int]:
         """The `count` tokens that most likely follow `output` in the target's text, the best first.

@@ -73,7 +73,7 @@ def test_a_draft_that_knows_the_target_is_always_right(params: SamplingParams) -
 
 
 @pytest.mark.parametrize("vocab", [VOCAB, 70_000], ids=["numbers are kept", "numbers are made anew"])
-@pytest.mark.parametrize("temperature", [0.1, 1.0, 30.0])
+@pytest.mark.parametrize("temperature", [1e-308, 0.1, 1.0, 30.0])
 def test_a_race_by_logarithms_has_the_winner_of_the_races_by_weights(temperature: float, vocab: int) -> None:
     params = SamplingParams(temperature=temperature, seed=5)
     assert params.draws_from_all and not replace(params, top_p=0.5).draws_from_all
@@ -90,15 +90,6 @@ def test_logits_that_are_no_numbers_are_told(bad: float) -> None:
         for params in (SamplingParams(), HOT, replace(HOT, top_p=0.5), REJECTION):
             with pytest.raises(SlipstreamError, match="not finite"):
                 DraftSampler(params, (), VOCAB).choose(logits, ())
-
-
-def test_what_was_prepared_changes_no_choice() -> None:
-    logits, (prepared, fresh) = some_logits(40), (TargetSampler(HOT, (), VOCAB) for _ in range(2))
-    prepared.prepare(0)  # before the first race it is not known where
-    for position in range(0, 200, 7):
-        committed = [1] * position
-        assert prepared.judge(logits, committed, [2] * 39) == fresh.judge(logits, committed, [2] * 39)
-        prepared.prepare(position + 1)
 
 
 def test_greedy_is_the_argmax() -> None:
