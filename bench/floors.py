@@ -21,7 +21,7 @@ from bench.common import MODELS, machine_facts, make_parser, say
 from bench.output import finish
 from bench.tables import print_rows
 from slipstream.engine import DecodeState, VideoLM, load_model
-from slipstream.engine.written_ahead import ChosenAhead
+from slipstream.engine.draft_session import ChosenAhead
 from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.sampler import DraftSampler
 

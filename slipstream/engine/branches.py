@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from slipstream.engine.segments import Window
-from slipstream.engine.written_ahead import Ranked
-from slipstream.engine.written_tree import WrittenTree
+from slipstream.engine.written_tree import Ranked, WrittenTree
 from slipstream.speculation.protocol import ROOT, TokenTree
 from slipstream.speculation.trees.calibration import Calibration
 from slipstream.speculation.trees.growth import said_log

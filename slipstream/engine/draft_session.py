@@ -1,4 +1,4 @@
-"""One caption at the draft: what was asked, its line or its trees, and what is sent of it."""
+"""One caption at the draft: what was asked, its line or its trees, what is chosen of it, and what is sent."""
 
 import asyncio
 from collections import deque
@@ -13,8 +13,7 @@ from slipstream.engine.batcher import SessionWork
 from slipstream.engine.branches import Branches
 from slipstream.engine.segments import Window
 from slipstream.engine.video_lm import PromptPlan
-from slipstream.engine.written_ahead import ChosenAhead, LargestAhead
-from slipstream.engine.written_tree import WrittenTree
+from slipstream.engine.written_tree import Ranked, WrittenTree
 from slipstream.errors import InvalidRequest
 from slipstream.sampling.params import Proposal
 from slipstream.sampling.sampler import DraftSampler
@@ -108,6 +107,71 @@ class TreeGrowth:
         if node == ROOT:
             return []
         return [self.token_ids[_PLACES[STATIC_TREE[node][:length]]] for length in range(1, len(STATIC_TREE[node]) + 1)]
+
+
+# -- tokens that the model writes by itself ---------------------------------------------------------------------------
+
+# What is noted of them, or chosen, while it goes on.
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What was found out of one session's tokens. Of what it has, one for each of them."""
+
+    candidates: Sequence[Ranked] = ()
+    proposals: Sequence[Proposal] = ()
+
+
+class LargestAhead:
+    """The model goes on with the largest of the logits. The likeliest tokens at each place are kept, which nobody waits
+    for meanwhile."""
+
+    def __init__(self, num_sessions: int, width: int) -> None:
+        """`width`: tokens to keep of each place."""
+        self._num_sessions, self._width = num_sessions, width
+        self._found: list[tuple[Tensor, Tensor]] = []
+
+    def note(self, logits: Tensor) -> None:
+        """Of the next place, [sessions, vocab]."""
+        if self._width:
+            sure, token_ids = logits.softmax(-1).topk(min(self._width, logits.shape[-1]))
+            self._found.append((sure, token_ids))
+
+    def read(self) -> list[Ahead]:
+        """By session."""
+        if not self._found:
+            return [Ahead()] * self._num_sessions
+        sure, token_ids = (torch.stack(each, 1).tolist() for each in zip(*self._found, strict=True))
+        return [Ahead(list(map(Ranked, *of_session))) for of_session in zip(token_ids, sure, strict=True)]
+
+
+@dataclass
+class ChosenAhead:
+    """One session's sampler chooses each token itself, behind `text`, which grows by it: they are drawn, or penalised
+    for what was written before."""
+
+    sampler: DraftSampler
+    text: list[int]
+    width: int
+    """Candidates to keep of each place; 0: what a chain needs."""
+    _candidates: list[Ranked] = field(default_factory=list)
+    _proposals: list[Proposal] = field(default_factory=list)
+
+    def note(self, logits: Tensor) -> int:
+        """The token by the next logits, [1, vocab]. Raises as the sampler."""
+        if self.width:
+            found = Ranked(*self.sampler.candidates(logits[0], self.text, self.width))
+            self._candidates.append(found)
+            token = found.token_ids[0]
+        else:
+            token, proposal = self.sampler.choose(logits[0], self.text)
+            self._proposals += [proposal] if proposal is not None else []
+        self.text.append(token)
+        return token
+
+    def read(self) -> list[Ahead]:
+        """Of the one session."""
+        return [Ahead(self._candidates, self._proposals)]
 
 
 # -- session ----------------------------------------------------------------------------------------------------------

@@ -12,12 +12,11 @@ from itertools import takewhile
 import torch
 
 from slipstream.engine.batcher import step_each
-from slipstream.engine.draft_session import DraftLine, DraftSession, TreeGrowth, ahead_of
+from slipstream.engine.draft_session import Ahead, DraftLine, DraftSession, TreeGrowth, ahead_of
 from slipstream.engine.forward import Begun, DecodeState
 from slipstream.engine.segments import Window
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM
-from slipstream.engine.written_ahead import Ahead
 from slipstream.engine.written_tree import WrittenTree
 from slipstream.errors import ProtocolViolation
 from slipstream.sampling.params import Proposal

@@ -3,12 +3,26 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slipstream.engine.written_ahead import Ranked
 from slipstream.errors import ProtocolViolation
 from slipstream.session_messages import DraftTokens
 from slipstream.speculation.lines import MAX_NODES
 from slipstream.speculation.protocol import ROOT
 from slipstream.speculation.trees.growth import Growth
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """The likeliest tokens of a place, the first before all, and the draft's own chance of each."""
+
+    token_ids: list[int]
+    sure: list[float]
+
+    def led_by(self, token_id: int, count: int, vocab_size: int) -> tuple[list[int], list[float]]:
+        """At most `count`, first the token that the model went on with: of equals it may have taken another one."""
+        pairs = zip(self.token_ids, self.sure, strict=True)
+        others = [(each, sure) for each, sure in pairs if each != token_id and each < vocab_size]
+        kept = [(token_id, self.sure[0]), *others[: count - 1]]
+        return [each for each, _ in kept], [sure for _, sure in kept]
 
 
 @dataclass(slots=True)

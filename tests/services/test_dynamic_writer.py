@@ -15,8 +15,7 @@ from slipstream.engine.branches import Branches
 from slipstream.engine.draft_engine import DraftEngine
 from slipstream.engine.draft_session import DraftSession
 from slipstream.engine.line_writer import LineWriter
-from slipstream.engine.written_ahead import Ranked
-from slipstream.engine.written_tree import WrittenTree
+from slipstream.engine.written_tree import Ranked, WrittenTree
 from slipstream.errors import InvalidRequest, ProtocolViolation
 from slipstream.speculation.lines import MAX_NODES
 from slipstream.speculation.methods import Shape
