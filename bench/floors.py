@@ -79,7 +79,7 @@ def _rows(role: str, given: Namespace, core: tuple[float, float]) -> list[dict[s
         state.rollback(past)
 
     def draw() -> None:
-        text: list[int] = []
+        text, sampler = list[int](), DraftSampler(SamplingParams(temperature=1.0), (), model.info.vocab_size)
         while (num_left := LINE_TOKENS - len(text)) > 0:
             drawing = ChosenAhead(sampler, text, 0)
             model.write_ahead([(state, text[-1] if text else 0)], num_left, drawing.note)
@@ -102,7 +102,6 @@ def _rows(role: str, given: Namespace, core: tuple[float, float]) -> list[dict[s
     rows = [row(role, num_rows, 1, partial(step, num_rows)) for num_rows in WINDOWS[role]]
     if role == "target":
         return rows
-    sampler = DraftSampler(SamplingParams(temperature=1.0), (), model.info.vocab_size)
     lines = {"draft, in a line": write, "draft, in a drawn line": draw}
     return [*rows, *(row(what, 1, LINE_TOKENS, run) for what, run in lines.items())]
 

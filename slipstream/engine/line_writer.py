@@ -147,7 +147,8 @@ class LineWriter:
                 return True
             num_sharing = 1 if self._take_turns else max(len(self._writing), 1)
             pass_s = partial(share_s, self._row_costs.line(), num_sharing)
-            most_ahead = self._most_ahead if session.sampler.takes_largest else min(self._model.most_nodes, 1)
+            most_drawn = min(self._most_ahead, self._model.most_nodes, 1)
+            most_ahead = self._most_ahead if session.sampler.takes_largest else most_drawn
             ahead_s = min(self._ahead_s.value / num_sharing, pass_s(1)) if num_sharing <= most_ahead else math.inf
             least_log = session.grows.least_log if self._is_thrifty else -math.inf
             return session.branches.choose(pass_s, ahead_s, session.grows.rows, write_until, least_log)

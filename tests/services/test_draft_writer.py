@@ -20,6 +20,7 @@ from slipstream.engine.row_writer import MOST_AHEAD
 from slipstream.engine.thread import FairQueue, Lane, ModelThread
 from slipstream.errors import LimitExceeded, Overloaded, ProtocolViolation
 from slipstream.messages import Frames
+from slipstream.sampling.params import SamplingParams
 from slipstream.session_messages import DraftStart
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
 from tests.services.model_sessions import some_frames
@@ -86,11 +87,11 @@ async def prepared(engine: DraftEngine, session: DraftSession, frames: Frames) -
     return session
 
 
-@pytest.mark.parametrize("how", ["unread", "in encoding", "ready", "writing", "in error"])
+@pytest.mark.parametrize("how", ["unread", "in encoding", "ready", "writing", "drawing", "in error"])
 async def test_a_session_that_has_ended_is_gone_without_a_collection(model: VideoLM, how: str) -> None:
     async with running(model) as engine:
         with no_collection():
-            session = await opened(engine, 4)
+            session = await opened(engine, 4, sampling=SamplingParams(temperature=float(how == "drawing")))
             left = weakref.ref(session)
             if how == "in encoding":
                 session.work.frames = some_frames(4, 1)
@@ -101,7 +102,7 @@ async def test_a_session_that_has_ended_is_gone_without_a_collection(model: Vide
                 del encoding
             elif how != "unread":
                 await prepared(engine, session, some_frames(4, 1))
-            if how == "writing":
+            if how in ("writing", "drawing"):
                 await line(engine, session, 2)
             if how == "in error":
                 engine.order(session, RestartLine(2, 99, (1,), NUM_TOKENS, 1))
