@@ -183,10 +183,10 @@ async def test_a_cancelled_task_ends_its_caption(gateway: FakeGateway) -> None:
 
 def test_ctrl_c_ends_the_caption(gateway: FakeGateway) -> None:
     script = f"""
-import slipstream, _thread, threading
+import signal, slipstream, threading
 captioner = slipstream.connect({gateway.address!r})
-for piece in captioner.stream(b"hang"):
-    threading.Timer(0.3, _thread.interrupt_main).start()
+for piece in captioner.stream(b"hang"):  # a signal, which wakes a thread that waits: `interrupt_main` does not
+    threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
 """
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert process.returncode != 0 and process.stderr.rstrip().endswith("KeyboardInterrupt")
