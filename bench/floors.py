@@ -79,10 +79,10 @@ def _rows(role: str, given: Namespace, core: tuple[float, float]) -> list[dict[s
         state.rollback(past)
 
     def draw() -> None:
-        text, sampler = list[int](), DraftSampler(SamplingParams(temperature=1.0), (), model.info.vocab_size)
-        while (num_left := LINE_TOKENS - len(text)) > 0:
-            drawing = ChosenAhead(sampler, text, 0)
-            model.write_ahead([(state, text[-1] if text else 0)], num_left, drawing.note)
+        sampler = DraftSampler(SamplingParams(temperature=1.0), (), model.info.vocab_size)
+        drawing = ChosenAhead(sampler, [0], width=0)
+        while (num_left := past + LINE_TOKENS - state.num_tokens) > 0:
+            model.write_ahead([(state, drawing.text[-1])], num_left, drawing.note)
         state.rollback(past)
 
     def row(what: str, num_rows: int, num_passes: int, run: Callable[[], None]) -> dict[str, Any]:

@@ -165,7 +165,8 @@ class ChosenAhead:
             token = found.token_ids[0]
         else:
             token, proposal = self.sampler.choose(logits[0], self.text)
-            self._proposals += [proposal] if proposal is not None else []
+            if proposal is not None:
+                self._proposals.append(proposal)
         self.text.append(token)
         return token
 
@@ -262,10 +263,10 @@ class DraftSession:
             return self.branches.tree.main_length
         return len(self.line.output) - self.num_sent
 
-    @property
-    def text_ahead(self) -> list[int]:
-        """What a token is chosen behind that is written on from the line's end, or from that of a tree's chain."""
-        return [*self.line.output] if self.branches is None else self.branches.text_of_chain
+    def choosing(self) -> ChosenAhead:
+        """Chooses the tokens that go on behind the line's end, or behind that of a tree's chain."""
+        text = [*self.line.output] if self.branches is None else self.branches.text_of_chain
+        return ChosenAhead(self.sampler, text, self.grows.width if self.grows is not None else 0)
 
     @property
     def unseen(self) -> Window:
@@ -304,8 +305,8 @@ def checked_growth(request: DraftStart) -> Growth | None:
 
 def ahead_of(sessions: Sequence[DraftSession]) -> LargestAhead | ChosenAhead:
     """What is noted, or chosen, of the tokens of these while the model writes on by itself: of several, the largest."""
+    if not all(session.sampler.takes_largest for session in sessions):
+        (session,) = sessions
+        return session.choosing()
     width = max((session.grows.width for session in sessions if session.grows is not None), default=0)
-    if all(session.sampler.takes_largest for session in sessions):
-        return LargestAhead(len(sessions), width)
-    (session,) = sessions
-    return ChosenAhead(session.sampler, session.text_ahead, width)
+    return LargestAhead(len(sessions), width)

@@ -17,9 +17,7 @@ from slipstream.engine.forward import Begun, DecodeState
 from slipstream.engine.segments import Window
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM
-from slipstream.engine.written_tree import WrittenTree
 from slipstream.errors import ProtocolViolation
-from slipstream.sampling.params import Proposal
 from slipstream.session_messages import DraftTokens
 from slipstream.speculation.pacing import PassMean, WindowCosts
 from slipstream.speculation.protocol import MoveLine, RestartLine, TokenTree
@@ -258,9 +256,7 @@ class LineWriter:
             session.branches.go_on(taken, ahead.candidates, session.sampler.vocab_size)
             self._send_in_time(session)
         else:
-            if session.written is not None:
-                session.written.go_on(taken, ahead.candidates, session.sampler.vocab_size)
-            self._append(session, taken, ahead.proposals)
+            self._go_on(session, taken, ahead)
 
     def _step(self, sessions: Sequence[DraftSession]) -> None:
         """The next token of every session; the first of a caption comes from the prefill's logits. Who joins a long
@@ -322,28 +318,20 @@ class LineWriter:
             self._loop.call_soon_threadsafe(session.chunks.put_nowait, chunk)
 
     def _choose(self, session: DraftSession, logits: torch.Tensor) -> None:
-        token, proposal = 0, None
+        choosing = session.choosing()
         try:
-            if session.written is not None:
-                token = self._branch(session, session.written, logits)
-            else:
-                token, proposal = session.sampler.choose(logits, session.line.output)
+            token = choosing.note(logits[None])
         except Exception as error:
             self._fail(session, error)
         else:
-            self._append(session, [token], () if proposal is None else (proposal,))
+            self._go_on(session, [token], *choosing.read())
 
-    @staticmethod
-    def _branch(session: DraftSession, tree: WrittenTree, logits: torch.Tensor) -> int:
-        """Notes the candidates behind the main path's end; the best of them goes on."""
-        assert session.grows is not None, "only a line that branches has a tree"
-        token_ids, sure = session.sampler.candidates(logits, session.line.output, session.grows.width)
-        tree.extend(token_ids, sure)
-        return token_ids[0]
-
-    def _append(self, session: DraftSession, token_ids: Sequence[int], proposals: Sequence[Proposal] = ()) -> None:
+    def _go_on(self, session: DraftSession, token_ids: Sequence[int], ahead: Ahead) -> None:
+        """These follow a line that is read along its main path alone."""
+        if session.written is not None:
+            session.written.go_on(token_ids, ahead.candidates, session.sampler.vocab_size)
         session.line.output += token_ids
-        session.proposals += proposals
+        session.proposals += ahead.proposals
         self._send_in_time(session)
 
     def _send_in_time(self, session: DraftSession) -> None:

@@ -21,6 +21,8 @@ from slipstream.rpc.server import Lifecycle, _run
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from tests.test_config import Config
 
+ROOT = Path(__file__).resolve().parents[2]
+
 ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, SlipstreamError)]
 LogEntry = dict[str, Any]
 
@@ -167,3 +169,15 @@ def test_a_configuration_that_cannot_work(
     assert _run("tool", Config, setup, [], environ) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert complaint in json.loads(line)["error"]
+
+
+def test_every_server_has_our_options() -> None:
+    """gRPC's own end a connection after three pings of a caller who does not read, which a test may not notice."""
+    without = [
+        f"{path}:{number}"
+        for folder in ("slipstream", "services", "bench", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if "grpc.aio.server(" in line and "options=SERVER_OPTIONS" not in line and path != Path(__file__)
+    ]
+    assert not without
