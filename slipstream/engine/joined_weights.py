@@ -71,10 +71,15 @@ def bare(part: Any) -> nn.Module | Product:
     return Product(part.weight, part.bias) if can_join((part,)) else part
 
 
+def is_plain(weight: Any) -> bool:
+    """Whether it is no tensor of another kind, as quantised ones are."""
+    return type(weight) is nn.Parameter
+
+
 def can_join(parts: Sequence[Any]) -> bool:
     """Whether these are plain linear layers of one kind. A quantised one, or one with a forward of its own, is none."""
     return (
         all(type(part) is nn.Linear and "forward" not in vars(part) for part in parts)
-        and all(type(part.weight) is nn.Parameter for part in parts)
+        and all(is_plain(part.weight) for part in parts)
         and len({(part.weight.dtype, part.weight.device, part.bias is None) for part in parts}) == 1
     )

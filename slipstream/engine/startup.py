@@ -287,8 +287,8 @@ def try_static_steps(model: VideoLM, num_bytes: int, *, fix_widths: bool = False
     if not differences:
         get_logger().warning("static_steps.none", **facts, missing=list(map(str, steps.missing)))
         steps.drop()
-    elif max(differences) > MAX_DIFFERENCE:
-        get_logger().warning("static_steps.differ", difference=max(differences), attention=steps.attention)
+    elif not (difference := float(np.max(differences))) <= MAX_DIFFERENCE:  # which NaN is not either
+        get_logger().warning("static_steps.differ", difference=difference, attention=steps.attention)
         steps.drop()
     else:
         model.static = steps
@@ -296,7 +296,7 @@ def try_static_steps(model: VideoLM, num_bytes: int, *, fix_widths: bool = False
             steps.fix_widths()
         steps.prepare()
         facts |= {"fixed_widths": steps.fixed_widths, "missing": list(map(str, steps.missing))}
-        get_logger().info("static_steps.on", **facts, difference=max(differences))
+        get_logger().info("static_steps.on", **facts, difference=difference)
 
 
 def _differences(model: VideoLM, steps: StaticSteps) -> list[float]:

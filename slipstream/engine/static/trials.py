@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,7 +83,7 @@ def choose_join(pool: KVPool, num_heads: int, recorder: Recorder, accord: Accord
             join = make()
             samples = [_sample(pool.keys[0], num_heads, sessions) for sessions in (1, MANY_SESSIONS)]
             with torch.inference_mode():
-                error = max(_join_error(join, sample) for sample in samples)
+                error = float(np.max([_join_error(join, sample) for sample in samples]))
                 seconds = [_join_s(each, samples[0], len(pool.keys), recorder) for each in (join_window, join)]
         except Exception as failure:  # a compiler raises dozens of types
             if is_device_lost(failure):
@@ -184,7 +185,7 @@ def _timed_and_compared(
     seconds = _seconds(recorder.record(attend), like.device)
     by_session = zip(output.split(NUM_ROWS), query.split(NUM_ROWS, dim=1), extents, past, strict=True)
     errors = [_error(rows, asked, pool.view(0, extent), seen) for rows, asked, extent, seen in by_session]
-    return seconds, max(errors)
+    return seconds, float(np.max(errors))  # NaN where one is
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:

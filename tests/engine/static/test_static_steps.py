@@ -278,13 +278,16 @@ def test_ways_to_attend_that_are_wrong_or_fail_are_not_taken(pair: Pair, monkeyp
     assert model.static is not None and model.static.attention == "whole"
 
 
-def test_a_model_whose_static_steps_differ_goes_on_without(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("factor", [1.0, torch.nan])
+def test_a_model_whose_static_steps_differ_goes_on_without(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
     model = load_model(str(pair.path))
     try_static_steps(model, POOL_BYTES)
     assert model.static is not None
 
     def forgetful(self: JoinedWindows, layer: int, query: torch.Tensor, *rest: Any) -> torch.Tensor:
-        return query
+        return query * factor
 
     monkeypatch.setattr(WholeWindows, "_attend", forgetful)
     monkeypatch.setattr(steps, "choose_windows", lambda *_: ("whole", WholeWindows))

@@ -1,0 +1,151 @@
+"""The device is as strict as one of CUDA's where a test on a CPU sees nothing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from slipstream.engine.thread import device_answers, is_device_lost
+from tests.pretended_gpu import queue
+
+GPU = torch.device("cuda:0")
+
+
+def recorded(compute: Callable[[], Any], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """Runs nothing."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        compute()
+    return graph
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.tensor([1, 2], device=GPU),
+        lambda: torch.arange(3, device="cuda"),
+        lambda: torch.ones(2).to("cuda", torch.float16),
+        lambda: torch.ones(2).cuda(),
+        lambda: torch.randn(3, device=GPU, generator=torch.Generator(GPU).manual_seed(0)),
+        lambda: torch.ones(2).new_zeros(3, device=GPU),
+        lambda: nn.Linear(3, 4).to(GPU).weight,
+        lambda: torch.zeros(2, 3, device=GPU)[:, 1:].T,
+        lambda: nn.functional.softmax(torch.zeros(3, device=GPU), dim=0),
+    ],
+)
+def test_what_is_made_there_is_there(make: Callable[[], Tensor]) -> None:
+    made = make()
+    assert made.device == GPU and made.is_cuda and made.cpu().device.type == "cpu"
+
+
+def test_places_do_not_mix() -> None:
+    there, here = torch.ones(3, device=GPU), torch.ones(3)
+    for compute in (lambda: there + here, lambda: here @ there, lambda: torch.stack([here, there])):
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            compute()
+    with pytest.raises(TypeError, match="convert cuda:0 device type tensor to numpy"):
+        there.numpy()
+    assert (there * torch.tensor(2.0)).tolist() == [2, 2, 2], "a number is no tensor of a place"
+
+
+def test_memory_that_nobody_has_written_holds_no_numbers() -> None:
+    assert torch.empty(2, device=GPU).isnan().all()
+    assert torch.zeros(2, device=GPU).new_empty(2).isnan().all()
+
+
+def test_what_is_read_before_it_has_arrived_is_garbage() -> None:
+    there, here = torch.ones(2, device=GPU), torch.zeros(2, pin_memory=True)
+    here.copy_(there, non_blocking=True)
+    also = there.to("cpu", non_blocking=True)
+    assert here.isnan().all() and also.isnan().all()
+    torch.cuda.current_stream().synchronize()
+    assert here.tolist() == also.tolist() == [1, 1]
+
+
+def test_memory_that_changes_before_it_was_read_is_an_error() -> None:
+    here, there = torch.zeros(2, pin_memory=True), torch.zeros(2, device=GPU)
+    event = torch.cuda.Event()
+    there.copy_(here, non_blocking=True)
+    event.record()
+    assert not event.query()
+    here.fill_(1)
+    with pytest.raises(AssertionError, match="was changed before the device had read it"):
+        event.synchronize()
+    there.copy_(here, non_blocking=True)
+    event.record()
+    event.synchronize()
+    assert event.query()
+    here.fill_(2)
+    assert there.tolist() == [1, 1]
+
+
+def test_a_graph_computes_when_it_is_replayed() -> None:
+    number, counted = 3, torch.zeros(2, device=GPU)
+    graph = recorded(lambda: counted.add_(number))
+    assert counted.tolist() == [0, 0]
+    number = 5
+    graph.replay()
+    graph.replay()
+    assert counted.tolist() == [6, 6], "numbers of the host are as they were"
+
+
+def test_a_graph_keeps_its_tensors() -> None:
+    given, found = torch.ones(2, device=GPU), []
+    graph = recorded(lambda: found.append((given.float() * 2).reshape(1, 2)))
+    assert found[0].isnan().all()
+    for number in (1.0, 4.0):
+        given.fill_(number)
+        graph.replay()
+        assert found[0].tolist() == [[2 * number, 2 * number]]
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda there: there.tolist(),
+        lambda there: there.cpu(),
+        lambda there: there[there > 0],
+        lambda there: there.copy_(torch.zeros(2)),
+        lambda there: torch.tensor([1], device=GPU),
+        lambda there: bool(there.any()),
+        lambda there: torch.cuda.synchronize(),
+    ],
+)
+def test_nothing_recorded_waits(compute: Callable[[Tensor], Any]) -> None:
+    there = torch.ones(2, device=GPU)
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing") as raised:
+        recorded(lambda: compute(there))
+    assert not is_device_lost(raised.value)
+    assert there.tolist() == [1, 1]
+
+
+def test_a_graph_takes_what_earlier_ones_of_its_memory_have_left() -> None:
+    given, pool = torch.ones(2, device=GPU), torch.cuda.graph_pool_handle()
+    kept: list[Tensor] = []
+    place = torch.empty(2, device=GPU)
+
+    def compute() -> None:
+        kept.append(given * 2)
+        place.copy_(given * 3)
+
+    first = recorded(compute, pool)
+    recorded(lambda: given * 4, pool).replay()
+    first.replay()
+    second = recorded(lambda: given * 5, pool)
+    second.replay()
+    assert kept[0].tolist() == [2, 2] and place.tolist() == [3, 3], "somebody has them"
+    lost = kept.pop()
+    inside = lost.on_cpu  # type: ignore[attr-defined]
+    del lost
+    recorded(lambda: given * 6, pool).replay()
+    assert inside.isnan().all(), "nobody has it"
+
+
+def test_a_failed_assert_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "_lost", [])
+    table = torch.zeros(3, 2, device=GPU)
+    with pytest.raises(torch.AcceleratorError, match="CUDA error: device-side assert triggered") as raised:
+        nn.functional.embedding(torch.tensor([7], device=GPU), table)
+    assert is_device_lost(raised.value) and not device_answers()
