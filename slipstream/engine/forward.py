@@ -17,6 +17,7 @@ from slipstream.engine.segments import Additions, Observer, Rows, kept_rows, pac
 from slipstream.engine.static.pool import KVPool, PooledCache
 from slipstream.engine.thread import finish_work
 from slipstream.speculation.protocol import TokenTree
+from slipstream.uploads import upload
 
 
 class Decoder(Protocol):
@@ -174,11 +175,12 @@ class Runner:
         layouts = {"key_layout": self.kernel.key_layout, "value_layout": self.kernel.value_layout}
         return layouts | {"whole_granules": self.fixed_shapes}
 
-    def embed(self, token_ids: Sequence[int] | Tensor) -> Tensor:
+    def embed(self, token_ids: Sequence[int]) -> Tensor:
         """Input embeddings of text tokens, [n, hidden]."""
         table = self.decoder.embed_tokens
+        uploaded = upload(torch.tensor(token_ids, dtype=torch.int64), table.weight.device)
         with torch.inference_mode():
-            return cast(Tensor, table(torch.as_tensor(token_ids, dtype=torch.int64, device=table.weight.device)))
+            return cast(Tensor, table(uploaded))
 
     def start(self, batch: Sequence[Rows]) -> ForwardPass:
         """Make room in every cache and begin a packed pass; no layer has run yet."""

@@ -26,6 +26,7 @@ from slipstream.sampling.sampler import largest_of
 from slipstream.service_info import ModelInfo
 from slipstream.speculation.methods import Positions, check_positions
 from slipstream.speculation.protocol import TokenTree
+from slipstream.uploads import upload
 
 __all__ = ["Adapter", "DecodeState", "Prefill", "PromptPlan", "VideoGrid", "VideoLM"]
 
@@ -221,11 +222,11 @@ class VideoLM:
             position_ids, next_position = self._adapter.positions(plan, rows, positions)
             embeddings, *features = video_embeddings.split(self.info.hidden_size, dim=1)
             hidden = self._adapter.embed_prompt(plan, embeddings)
-            hidden = hidden.index_select(0, rows.to(hidden.device))
+            hidden = hidden.index_select(0, upload(rows, hidden.device))
             additions = Additions(plan.video_rows, tuple(features)).among(rows) if features else None
         cache = self.runner.new_cache(len(rows) + headroom + self.strict_width)  # the last step is filled up, too
         state = DecodeState(cache, num_prompt_tokens=len(rows), position_offset=next_position - len(rows))
-        prompt = Rows(cache, hidden, position_ids.to(hidden.device), additions=additions)
+        prompt = Rows(cache, hidden, upload(position_ids, hidden.device), additions=additions)
         return PromptRows(prompt, state, video, plan.num_text_tokens)
 
     def resume_prefill(self, plan: PromptPlan, cache: KVCache, *, observer: Observer | None = None) -> Prefill:
@@ -237,7 +238,7 @@ class VideoLM:
         assert cache.length == plan.text_start, "the cache ends where the text begins"
         positions, next_position = self._all_positions(plan)
         hidden = self.runner.embed(plan.token_ids[plan.text_start :])
-        rows = Rows(cache, hidden, positions[..., plan.text_start :].to(hidden.device), observer=observer)
+        rows = Rows(cache, hidden, upload(positions[..., plan.text_start :], hidden.device), observer=observer)
         forward = self.runner.start([rows])
         state = DecodeState(cache, num_prompt_tokens=plan.num_tokens, position_offset=next_position - plan.num_tokens)
         if observer is not None:
@@ -380,9 +381,8 @@ class VideoLM:
     def _tree_rows(self, state: DecodeState, tree: TokenTree) -> Rows:
         assert tree.num_cached <= state.num_tokens - state.num_prompt_tokens, "a tree's first nodes are in the cache"
         hidden = self.runner.embed(tree.new_token_ids)
-        depths = torch.tensor(tree.depths[tree.num_cached :], device=hidden.device)
-        positions = self._on_all_axes(state.next_position - tree.num_cached + depths)
-        return Rows(state.cache, hidden, positions, tree=tree)
+        depths = upload(torch.tensor(tree.depths[tree.num_cached :]), hidden.device)
+        return Rows(state.cache, hidden, self._on_all_axes(state.next_position - tree.num_cached + depths), tree=tree)
 
     def _all_positions(self, plan: PromptPlan) -> tuple[Tensor, int]:
         """Of all tokens of a prompt, and of the one behind it; without a video they are simply counted."""

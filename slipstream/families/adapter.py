@@ -175,8 +175,9 @@ class Adapter(Protocol):
 def embedded(decoder: Decoder, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
     """Input embeddings of a prompt with the video's in their places, [num_tokens, hidden]."""
     table = decoder.embed_tokens
-    hidden = cast(Tensor, table(torch.tensor(plan.token_ids, device=table.weight.device)))
-    hidden[plan.video_rows] = video_embeddings
+    device = table.weight.device
+    hidden = cast(Tensor, table(upload(torch.tensor(plan.token_ids), device)))
+    hidden[upload(plan.video_rows, device)] = video_embeddings
     return hidden
 
 

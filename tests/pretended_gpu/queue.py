@@ -11,6 +11,13 @@ from torch import Tensor
 
 CALLS: Counter[str] = Counter()
 """Of this process: waits by what waited, copies, replays."""
+
+
+def waits() -> int:
+    """Among the calls."""
+    return sum(number for name, number in CALLS.items() if name.startswith("wait"))
+
+
 _lock = threading.RLock()
 _thread = threading.local()
 
@@ -65,6 +72,7 @@ _num_waits = 0
 
 
 def num_waits() -> int:
+    """Since the process began."""
     return _num_waits
 
 

@@ -104,8 +104,7 @@ def test_tokens_are_written_ahead_with_one_wait(twins: Twins) -> None:
     (state, other), (alone, _) = twins.prefill(), twins.prefill()
     queue.CALLS.clear()
     written = twins.there.write_ahead([(state, 5)], MAX_AHEAD)
-    waits = sum(number for name, number in queue.CALLS.items() if name.startswith("wait"))
-    found = waits, queue.CALLS["replay"], queue.CALLS["launch"], queue.CALLS["copy"]
+    found = queue.waits(), queue.CALLS["replay"], queue.CALLS["launch"], queue.CALLS["copy"]
     assert found == (1, MAX_AHEAD, 0, 1)
     assert written is not None
     token, one_by_one = 5, []
@@ -128,8 +127,7 @@ def test_a_verdict_takes_one_wait(twins: Twins, num_rows: int) -> None:
     (state, _) = twins.prefill()
     queue.CALLS.clear()
     twins.there.step_and_choose([(state, [5] * num_rows)])
-    waits = sum(number for name, number in queue.CALLS.items() if name.startswith("wait"))
-    assert (waits, queue.CALLS["replay"], queue.CALLS["copy"]) == (1, 1, 1)
+    assert (queue.waits(), queue.CALLS["replay"], queue.CALLS["copy"]) == (1, 1, 1)
     assert queue.CALLS["launch"] <= 2
     state.close()
 
@@ -158,3 +156,22 @@ def test_nobody_waits_between_two_steps(twins: Twins) -> None:
         assert rows is not None
         twins.close(rows[0].logits, twins.here.step([(other, [token_id])])[0])
     state.close()
+
+
+@pytest.mark.parametrize("write", [write_tiny_llava, write_tiny_qwen])
+def test_videos_prompts_and_other_passes_take_a_wait_each(write: Any, tmp_path: Path) -> None:
+    write(tmp_path, seed=3)
+    model, frames = load_model(str(tmp_path), device="cuda:0"), random_frames(6, 5, (56, 84))
+    plan = model.plan_prompt("What is it?", 6, frame_size=(56, 84))
+    model.encode_frames(frames)  # has what all videos of this size share made there
+    queue.CALLS.clear()
+    embeddings = model.encode_frames(frames)
+    assert queue.waits() == 1
+    queue.CALLS.clear()
+    state, _ = model.start_prefill(plan, embeddings).finish()
+    assert queue.waits() == 1
+    queue.CALLS.clear()
+    for window in ((5,), (5, 6, 7), TokenTree((5, 6, 7), (-1, 0, 0))):
+        model.step([(state, window)])
+        assert queue.waits() == 1
+        queue.CALLS.clear()

@@ -1,0 +1,55 @@
+"""Sampling on the device: the same choices as on the CPU, and few waits for them."""
+
+import pytest
+import torch
+
+from slipstream.sampling.params import Proposal, SamplingParams
+from slipstream.sampling.sampler import BLOCK_ROWS, DraftSampler, TargetSampler
+from tests.pretended_gpu import queue
+
+VOCAB, PROMPT, COMMITTED = 500, (3, 9), [4, 8, 15]
+PARAMS = [
+    SamplingParams(),
+    SamplingParams(repetition_penalty=1.3),
+    SamplingParams(1.0, seed=5),
+    SamplingParams(0.8, top_k=40, top_p=0.9, repetition_penalty=1.2, seed=6),
+    SamplingParams(0.9, top_p=0.8, seed=7, rule="rejection"),
+]
+each_params = pytest.mark.parametrize("params", PARAMS, ids=str)
+
+
+def logits_of(rows: int, seed: int) -> torch.Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@each_params
+def test_a_window_is_judged_with_few_waits(params: SamplingParams) -> None:
+    target, draft = TargetSampler(params, PROMPT, VOCAB), DraftSampler(params, PROMPT, VOCAB)
+    for seed in range(10):
+        logits = logits_of(BLOCK_ROWS, seed)
+        window: list[int] = []
+        proposals: list[Proposal] = []
+        for row in logits[:-1] + logits_of(BLOCK_ROWS - 1, seed + 100) * 0.1:
+            token, proposal = draft.choose(row, [*COMMITTED, *window])
+            window.append(token)
+            proposals += [proposal] if proposal is not None else []
+        right = target.judge(logits, COMMITTED, window, proposals)
+        there = logits.cuda()
+        target.judge(there, COMMITTED, window, proposals)  # has what all share made there
+        queue.CALLS.clear()
+        assert target.judge(there, COMMITTED, window, proposals) == right
+        assert queue.waits() <= (1 if params.greedy else 4 if params.sends_proposals else 2)
+
+
+@each_params
+def test_a_draft_chooses_what_it_does_on_the_cpu(params: SamplingParams) -> None:
+    draft = DraftSampler(params, PROMPT, VOCAB)
+    for seed in range(10):
+        (logits,) = logits_of(1, seed)
+        there = logits.cuda()
+        draft.choose(there, COMMITTED)
+        queue.CALLS.clear()
+        assert draft.choose(there, COMMITTED)[0] == draft.choose(logits, COMMITTED)[0]
+        assert queue.waits() <= (1 if params.greedy else 4 if params.sends_proposals else 2)
+        assert draft.rank(there, COMMITTED, 4) == draft.rank(logits, COMMITTED, 4)
+        assert draft.candidates(there, COMMITTED, 4)[0] == draft.candidates(logits, COMMITTED, 4)[0]
