@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils._device import _device_constructors
 
 from tests.pretended_gpu import queue, runtime
-from tests.pretended_gpu.tensors import CPU, GPU, GpuTensor, is_gpu, on_device, wrap
+from tests.pretended_gpu.tensors import CPU, GPU, GpuTensor, is_gpu, on_device
 
 _library: list[Any] = []
 
@@ -91,6 +91,3 @@ def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
 class _Generator(torch.Generator):
     def __new__(cls, device: Any = CPU) -> Any:
         return super().__new__(cls, CPU if is_gpu(torch.device(device)) else device)
-
-
-__all__ = ["install", "wrap"]

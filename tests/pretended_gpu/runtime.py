@@ -101,10 +101,6 @@ def properties(device: Any = None) -> Any:
     )
 
 
-def _free() -> tuple[int, int]:
-    return NUM_FREE, NUM_BYTES
-
-
 FUNCTIONS: dict[str, Any] = {
     "Stream": Stream,
     "Event": Event,
@@ -128,7 +124,7 @@ FUNCTIONS: dict[str, Any] = {
     "get_device_name": lambda device=None: NAME,
     "get_device_capability": lambda device=None: (9, 0),
     "get_device_properties": properties,
-    "mem_get_info": lambda device=None: _free(),
+    "mem_get_info": lambda device=None: (NUM_FREE, NUM_BYTES),
     "empty_cache": lambda: None,
     "ipc_collect": lambda: None,
     "memory_allocated": lambda device=None: 0,

@@ -100,7 +100,7 @@ def on_device(func: Callable[..., Any], name: str, args: Any, kwargs: Any) -> An
             "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
             f" (when calling {name})"
         )
-    if name in ("copy_", "_copy_from") or (name in ("to", "_to_copy", "cpu", "cuda")):
+    if name in ("copy_", "_copy_from", "to", "_to_copy", "cpu", "cuda"):
         return _moved(func, name, args, kwargs)
     masks = name in ("__getitem__", "__setitem__", "index", "index_put_") and any(
         each.dtype in (torch.bool, torch.uint8) for each in tensors[1:] if isinstance(each, Tensor)
@@ -158,7 +158,7 @@ def _moved(func: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
         queue.copy(target, source, waits=waits)
         return target
     source = args[0]
-    device, dtype, non_blocking, _ = _asked(name, args, kwargs)
+    device, dtype, non_blocking = _asked(name, args, kwargs)
     if device is None or (device.type == "cuda") == isinstance(source, GpuTensor):
         return wrap(_computed(func, args, kwargs)) if isinstance(source, GpuTensor) else func(*args, **kwargs)
     dtype = dtype or source.dtype
@@ -168,18 +168,17 @@ def _moved(func: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
     return target
 
 
-def _asked(name: str, args: Any, kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, bool, Any]:
-    """Device, dtype, non_blocking and memory format of a `to`."""
-    if name == "cpu":
-        return CPU, None, False, None
-    if name == "cuda":
-        return GPU, None, bool(kwargs.get("non_blocking")), None
+def _asked(name: str, args: Any, kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, bool]:
+    """Device, dtype and `non_blocking` of a move."""
+    non_blocking = bool(kwargs.get("non_blocking"))
+    if name in ("cpu", "cuda"):
+        return (CPU if name == "cpu" else GPU), None, non_blocking
     if name == "_to_copy":
-        return kwargs.get("device"), kwargs.get("dtype"), bool(kwargs.get("non_blocking")), None
-    kwargs = {key: value for key, value in kwargs.items() if key != "copy"}
-    rest = args[1:]
-    if rest and isinstance(rest[0], Tensor):
-        return rest[0].device, rest[0].dtype, bool(kwargs.get("non_blocking")), None
-    if "other" in kwargs:
-        return kwargs["other"].device, kwargs["other"].dtype, bool(kwargs.get("non_blocking")), None
-    return torch._C._nn._parse_to(*rest, **kwargs)
+        return kwargs.get("device"), kwargs.get("dtype"), non_blocking
+    like = args[1] if len(args) > 1 else kwargs.get("other")
+    if isinstance(like, Tensor):
+        return like.device, like.dtype, non_blocking
+    device, dtype, non_blocking, _ = torch._C._nn._parse_to(
+        *args[1:], **{key: value for key, value in kwargs.items() if key != "copy"}
+    )
+    return device, dtype, non_blocking
