@@ -25,8 +25,8 @@ FRAMES = random_frames(4, 2)
 POOL_BYTES = 2**22
 DTYPES = {"whole": "float32", "copy": "float32", "varlen": "bfloat16"}
 """By way to attend: flash attention knows 16 bits alone."""
-MOST_ERROR = {"float32": 1e-5, "bfloat16": 0.1}
-"""Of logits beside their norm."""
+MOST_ERROR = {"float32": 1e-4, "bfloat16": 0.3}
+"""Of logits beside their norm. In bfloat16 the CPU's own differ by up to 0.1 from those in float32."""
 
 
 @dataclass
