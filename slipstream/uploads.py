@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """What lies on the CPU, on `device`, without a wait: from memory that the device reads by itself."""
-    if device.type != "cuda":
+    """What lies on the CPU or there already, on `device`, without a wait: from memory that it reads by itself."""
+    if device.type != "cuda" or tensor.device.type == "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -23,6 +23,8 @@ import torch
 from bench.common import NO_TIME, ROOT, machine_facts, make_parser, say
 from bench.output import finish, kept_document
 from bench.tables import print_rows
+from slipstream.engine.loading import open_device
+from slipstream.errors import ModelNotUsable
 
 RANDOM = "Weights are random: times and memory are those of the real geometries; texts and acceptance are nobody's."
 TINY = "TINY sizes: this run shows that everything runs, its figures mean nothing."
@@ -141,7 +143,7 @@ def make_gpu_parser(program: str, words: str | None, **flags: Any) -> ArgumentPa
 
 
 def parse_device(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
-    """The command line, with a device that is there; this thread works on it."""
+    """The command line, with a device that is there; this thread works on it, as the engine does."""
     given = parser.parse_args(argv)
     given.device = torch.device(given.device)
     if given.device.type != "cuda":
@@ -151,9 +153,10 @@ def parse_device(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
         return given
     if not torch.cuda.is_available():
         parser.error(NO_CUDA)
-    if given.device.index is None:
-        given.device = torch.device("cuda", torch.cuda.current_device())
-    torch.cuda.set_device(given.device)
+    try:
+        given.device = open_device(str(given.device))
+    except ModelNotUsable as error:
+        parser.error(str(error))
     return given
 
 

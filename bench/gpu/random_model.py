@@ -149,7 +149,7 @@ class RandomAdapter:
 
     def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
         table = self.decoder.embed_tokens
-        hidden = cast(Tensor, table(torch.tensor(plan.token_ids, device=table.weight.device)))
+        hidden = cast(Tensor, table(upload(torch.tensor(plan.token_ids), table.weight.device)))
         hidden[plan.video_start : plan.video_stop] = video_embeddings
         return hidden
 

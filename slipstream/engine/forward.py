@@ -88,8 +88,9 @@ class ForwardPass:
         self._segments = [replace(segment, length=len(keep))]
         self._additions = [additions.among(keep) for additions in self._additions]
         with torch.inference_mode():
-            self._hidden = self._hidden.index_select(1, keep.to(self._hidden.device))
-            self._position_ids = self._position_ids.index_select(-1, keep.to(self._position_ids.device))
+            kept = upload(keep, self._hidden.device)
+            self._hidden = self._hidden.index_select(1, kept)
+            self._position_ids = self._position_ids.index_select(-1, kept)
             self._rotary = self._runner.decoder.rotary_emb(self._hidden, self._position_ids)
 
     def finish(self, *, last_row_only: bool = False) -> list[Tensor]:
@@ -106,7 +107,7 @@ class ForwardPass:
         with torch.inference_mode():
             hidden = self.hidden
             if last_row_only:
-                hidden = hidden[[segment.rows.stop - 1 for segment in self._segments]]
+                hidden = torch.cat([hidden[segment.rows][-1:] for segment in self._segments])
             logits = self._runner.logits(hidden)
         for segment, num_tokens in zip(self._segments, self._num_tokens, strict=True):
             segment.cache.advance(num_tokens)
@@ -118,7 +119,7 @@ class ForwardPass:
         they take as much as several layers' states."""
         for additions in self._additions:
             features = additions.features[self._next_layer]
-            self._hidden[0].index_add_(0, additions.rows.to(features.device), features)
+            self._hidden[0].index_add_(0, upload(additions.rows, features.device), features)
         self._additions = [one for one in self._additions if self._next_layer + 1 < len(one.features)]
 
 

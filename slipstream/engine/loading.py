@@ -84,7 +84,7 @@ def load_model(
     _hand_over_logs()
     size = 1 if group is None else group.size
     with nullcontext() if group is None else group.checked():
-        torch_device = _device(device)
+        torch_device = open_device(device)
         checkpoint = _opened(ref, size)
         torch_dtype = _dtype(dtype, torch_device, checkpoint.stored_dtype)
         kernel = get_kernel(attention, torch_device, torch_dtype, masked_ends=strict_width > 0)
@@ -148,9 +148,9 @@ def _dtype(name: str, device: torch.device, stored: str) -> torch.dtype:
     return torch.float16 if stored == "float16" else torch.float32
 
 
-def _device(name: str) -> torch.device:
+def open_device(name: str) -> torch.device:
     """The device called `name`, tried out: a name alone says nothing of what this machine has. A GPU becomes the one
-    that this thread works on, for kernels of packages that ask no tensor where it is."""
+    that this thread works on, for kernels of packages that ask no tensor where it is. Raises `ModelNotUsable`."""
     try:
         device = torch.device(name)
         if device.type == "cuda":

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from slipstream.engine.kv_cache import KVCache
 from slipstream.errors import InvalidRequest
 from slipstream.speculation.protocol import TokenTree
+from slipstream.uploads import upload
 
 StateT = TypeVar("StateT")
 Window = Sequence[int] | TokenTree
@@ -120,12 +121,13 @@ class Segment:
 
         Built once for all layers.
         """
-        mask = torch.full((self.length, self.num_columns), float("-inf"), dtype=self.dtype, device=self.device)
+        size = self.length, self.num_columns
         if self.tree is None:
-            return mask.triu_(1)
+            return torch.full(size, float("-inf"), dtype=self.dtype, device=self.device).triu_(1)
+        mask = torch.full(size, float("-inf"), dtype=self.dtype)
         rows, columns = self.tree.visible()
         mask[rows, columns] = 0
-        return mask
+        return upload(mask, self.device)
 
     def folded_mask(self, group_size: int) -> Tensor:
         """The window mask behind a past that every row sees, once for each query head of a group.
@@ -259,4 +261,4 @@ def take(hidden: Tensor, rows: Tensor) -> Tensor:
     """Some rows, ascending; without a copy where they lie together."""
     if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1:
         return hidden[int(rows[0]) : int(rows[-1]) + 1]
-    return hidden.index_select(0, rows.to(hidden.device))
+    return hidden.index_select(0, upload(rows, hidden.device))

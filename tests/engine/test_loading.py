@@ -310,11 +310,11 @@ def test_a_gpu_that_is_not_there_is_told_beside_those_that_are(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(ModelNotUsable, match=r"'cuda:7' .*; use 'cpu' or cuda:0 to cuda:3: .*invalid device ordinal$"):
-        loading._device("cuda:7")
+        loading.open_device("cuda:7")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     with pytest.raises(ModelNotUsable, match="use 'cpu' or cuda:0, numbered among those of CUDA_VISIBLE_DEVICES=5: "):
-        loading._device("cuda:5")
+        loading.open_device("cuda:5")
 
 
 def test_a_gpu_without_a_number_is_the_one_that_torch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +329,7 @@ def test_a_gpu_without_a_number_is_the_one_that_torch_takes(monkeypatch: pytest.
     monkeypatch.setattr(loading, "_expand_segments", lambda: None)
     monkeypatch.setattr(torch, "empty", lambda num, device: first if device.type == "cuda" else None)
     monkeypatch.setattr(torch.cuda, "set_device", set_device)
-    assert loading._device("cuda") == torch.device("cuda:0") == taken[0]
+    assert loading.open_device("cuda") == torch.device("cuda:0") == taken[0]
 
 
 def test_positions_ask_no_device_how_long_a_text_is(tmp_path: Path) -> None:
@@ -389,8 +389,8 @@ def test_the_allocator_expands_segments_unless_its_user_says_otherwise(
     there = SimpleNamespace(device=torch.device("cuda", 0))
     monkeypatch.setattr(torch, "empty", lambda *_, device: (told.append(str(device)), there)[1])
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    loading._device("cuda:0")
+    loading.open_device("cuda:0")
     assert told == [*([] if given else ["expandable_segments:True"]), "cuda:0"]
     told.clear()
-    loading._device("cpu")
+    loading.open_device("cpu")
     assert told == ["cpu"]

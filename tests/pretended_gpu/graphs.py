@@ -1,7 +1,7 @@
 """CUDA graphs: what a device was given is kept, and done again on the same tensors."""
 
 import itertools
-from collections import defaultdict
+import weakref
 from types import TracebackType
 from typing import Any
 
@@ -13,11 +13,32 @@ from torch.utils._pytree import tree_leaves
 from tests.pretended_gpu import queue
 
 _pools = itertools.count(1)
-_of_pool: dict[Any, list["CUDAGraph"]] = defaultdict(list)
+_of_pool: dict[Any, "weakref.WeakSet[CUDAGraph]"] = {}
+"""Graphs by the memory that they were recorded in, of all memory that ever was recorded in."""
+_recorded_into: set[Any] = set()
+"""Memory that is being recorded in, or was when a recording failed."""
 
 
 def graph_pool_handle() -> tuple[int, int]:
     return (0, next(_pools))
+
+
+def end_allocating(device: Any, pool: Any) -> None:
+    """`torch._C._cuda_endAllocateToPool`."""
+    if pool not in _recorded_into:
+        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+    _recorded_into.remove(pool)
+
+
+def _begin_allocating(pool: Any) -> None:
+    """As torch's allocator: it takes memory for lost when the last graph that was recorded in it is gone and some of it
+    is in use, and up to 2.11 a recording that failed has not ended."""
+    if pool in _recorded_into:
+        raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+    if pool in _of_pool and not _of_pool[pool]:
+        raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+    _recorded_into.add(pool)
+    _of_pool.setdefault(pool, weakref.WeakSet())
 
 
 class _Recording(TorchDispatchMode):
@@ -90,6 +111,7 @@ class CUDAGraph:
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         self._pool = pool or graph_pool_handle()
+        _begin_allocating(self._pool)
         self._recording = _Recording()
         queue.record(self._recording)
         self._recording.__enter__()
@@ -103,6 +125,7 @@ class CUDAGraph:
             recording.undo()
         if failed:
             return
+        end_allocating(None, self._pool)
         self._work, self._made = recording.work, recording.made
         earlier = _of_pool[self._pool]
         self._takes = [
@@ -111,7 +134,7 @@ class CUDAGraph:
             for place, tensor in graph._made.items()
             if not queue.is_held(place) and place not in self._made
         ]
-        earlier.append(self)
+        earlier.add(self)
 
     def replay(self) -> None:
         queue.check_not_lost()
@@ -131,8 +154,7 @@ class CUDAGraph:
         return self._pool
 
     def reset(self) -> None:
-        if self in _of_pool[self._pool]:
-            _of_pool[self._pool].remove(self)
+        _of_pool.get(self._pool, weakref.WeakSet()).discard(self)
         self._work, self._made = [], {}
 
 
@@ -142,13 +164,20 @@ class graph:
     def __init__(
         self, cuda_graph: CUDAGraph, pool: Any = None, stream: Any = None, capture_error_mode: str = "global"
     ) -> None:
-        self._graph, self._pool, self._stream, self._mode = cuda_graph, pool, stream, capture_error_mode
+        self._graph, self._pool, self._mode = cuda_graph, pool, capture_error_mode
+        self._on_stream = torch.cuda.stream(stream)
 
     def __enter__(self) -> None:
         queue.wait("capture begins")
+        self._on_stream.__enter__()
         self._graph.capture_begin(self._pool, self._mode)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._graph.capture_end(failed=kind is not None)
+        """As torch's: where what was recorded is not permitted, the stream is not left."""
+        failed = "when stream is capturing" in str(error)
+        self._graph.capture_end(failed)
+        if failed:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        self._on_stream.__exit__(kind, error, trace)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils._device import _device_constructors
 
-from tests.pretended_gpu import queue, runtime
+from tests.pretended_gpu import graphs, queue, runtime
 from tests.pretended_gpu.tensors import CPU, GPU, GpuTensor, is_gpu, on_device
 
 _library: list[Any] = []
@@ -22,6 +22,7 @@ def install() -> None:
     _library.append(library)
     for name, function in runtime.FUNCTIONS.items():
         setattr(torch.cuda, name, function)
+    torch._C._cuda_endAllocateToPool = graphs.end_allocating  # type: ignore[attr-defined]
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, _from_numbers(getattr(torch, name)))
     for name in ("zeros", "empty", "ones"):

@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -58,12 +58,10 @@ class _OnItsWay:
     numbers: Tensor
     """Of the host's memory: as the device is to find them, or as they will be."""
     to_host: bool
-    where: str = field(default="")
 
-    def arrive(self) -> None:
-        if self.to_host:
-            self.host.copy_(self.numbers)
-        elif not torch.equal(self.host, self.numbers):
+    def check(self) -> None:
+        """Raises where the device reads what somebody has changed since."""
+        if not self.to_host and not torch.equal(self.host, self.numbers):
             raise AssertionError(f"host memory {tuple(self.host.shape)} was changed before the device had read it")
 
 
@@ -87,7 +85,10 @@ def wait(why: str) -> None:
         _num_waits += 1
         arrived, _on_their_way[:] = list(_on_their_way), []
         for each in arrived:
-            each.arrive()
+            if each.to_host:
+                each.host.copy_(each.numbers)
+        for each in arrived:
+            each.check()
 
 
 def copy(target: Tensor, source: Tensor, *, waits: bool) -> None:
@@ -123,6 +124,8 @@ _pinned: dict[int, torch.UntypedStorage] = {}
 
 def pin(tensor: Tensor) -> Tensor:
     """Its own memory is pinned from now on, as long as somebody has it."""
+    if recording() is not None:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing (pin)")
     with _lock:
         for place, storage in list(_pinned.items()):
             if torch._C._storage_Use_Count(storage._cdata) == 1:

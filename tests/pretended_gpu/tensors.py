@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
@@ -15,11 +16,17 @@ GPU = torch.device("cuda:0")
 # Of these names the device's work is waited for: what they return depends on its numbers, or is on the host.
 _READS = {
     "item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__contains__", "equal", "allclose", "nonzero",
-    "argwhere", "unique", "unique_consecutive", "masked_select", "repeat_interleave", "bincount", "is_nonzero",
-    "__format__", "__repr__", "histc",
+    "argwhere", "unique", "unique_consecutive", "masked_select", "bincount", "is_nonzero", "__format__", "__repr__",
+    "histc", "new_tensor", "inv", "linalg_inv",
 }  # fmt: skip
-_MIX = {"copy_", "to", "cuda", "__getitem__", "__setitem__", "index_put_", "index_put", "type_as", "set_", "__set__"}
+_INDEXING = {"__getitem__", "__setitem__", "index", "index_put_", "index_put"}
+_MIX = {"copy_", "to", "cuda", "type_as", "set_", "__set__", *_INDEXING}
 """What takes tensors of both places."""
+_TAKES_NO_NUMBERS = {
+    "cat", "concat", "stack", "index_select", "index_copy", "index_copy_", "index_add", "index_add_", "gather",
+    "scatter", "scatter_", "scatter_add_", "embedding", "matmul", "mm", "bmm", "linear", "isin", "searchsorted",
+}  # fmt: skip
+"""What takes no tensor of the host, not even one that is a mere number."""
 _NOT_ON_DEVICE = {"numpy", "__array__", "__dlpack__"}
 
 
@@ -94,24 +101,56 @@ def on_device(func: Callable[..., Any], name: str, args: Any, kwargs: Any) -> An
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if name in _NOT_ON_DEVICE:
         raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
-    foreign = [each for each in tensors if not isinstance(each, GpuTensor) and each.dim()]
-    if foreign and name not in _MIX:
+    of_host = [each for each in tensors if not isinstance(each, GpuTensor)]
+    foreign = [each for each in of_host if each.dim()]
+    if (foreign and name not in _MIX) or (of_host and name in _TAKES_NO_NUMBERS) or _indexes_across(name, args):
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
             f" (when calling {name})"
         )
     if name in ("copy_", "_copy_from", "to", "_to_copy", "cpu", "cuda"):
         return _moved(func, name, args, kwargs)
-    masks = name in ("__getitem__", "__setitem__", "index", "index_put_") and any(
-        each.dtype in (torch.bool, torch.uint8) for each in tensors[1:] if isinstance(each, Tensor)
-    )
-    if name in _READS or masks or foreign:
+    if name in _READS or foreign or (name in _INDEXING and _index_waits(args)) or _repeats_by_tensor(name, args):
         queue.wait(name)
     elif name.startswith("empty") or name == "new_empty":
         return queue.spoilt(wrap(func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))))
     out = _computed(kernels.BY_NAME.get(name, func), args, kwargs)
     to_cpu = any(_is_cpu(leaf) for leaf in leaves)
     return out if to_cpu else tree_map(wrap, out)
+
+
+def _index_waits(args: Any) -> bool:
+    """Whether an index is of the host, which is copied there first, or a mask, whose rows are counted."""
+    return bool(_lists(args[1])) or any(
+        isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8) for each in tree_leaves(args[1])
+    )
+
+
+def _lists(index: Any) -> list[Any]:
+    """The indices of an index that are sequences of numbers, as which torch takes no tuple."""
+    of_dims = index if isinstance(index, tuple) else (index,)
+    return [each for each in of_dims if isinstance(each, (list, np.ndarray)) and not any(map(_is_tensor, each))]
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _indexes_across(name: str, args: Any) -> bool:
+    """Whether the device would have to index memory of the host, or to put numbers of the host one by one."""
+    if name not in _INDEXING:
+        return False
+    indices = [each for each in tree_leaves(args[1]) if isinstance(each, Tensor) and each.dim()]
+    if not isinstance(args[0], GpuTensor):
+        return any(isinstance(each, GpuTensor) for each in indices)
+    values = args[2] if len(args) > 2 else None
+    puts = isinstance(values, Tensor) and not isinstance(values, GpuTensor) and values.dim() > 0
+    return puts and bool(indices or _lists(args[1]))
+
+
+def _repeats_by_tensor(name: str, args: Any) -> bool:
+    """`repeat_interleave` whose result's length is the device's to say."""
+    return name == "repeat_interleave" and isinstance(args[-1], Tensor)
 
 
 def _computed(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -10,6 +10,8 @@ from tests.pretended_gpu.__main__ import FOLDER, environment
 
 OPTIONS = ("-n0", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 """The device imports the engine, and what that needs, before pytest begins."""
+TIMEOUT_S = 250
+"""Less than a test may take, so that what was said is told."""
 
 
 @pytest.mark.parametrize("file", sorted((FOLDER / "inside").glob("test_*.py")), ids=lambda file: file.stem)
@@ -20,5 +22,6 @@ def test_passes_on_the_device(file: Path) -> None:
         | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
+        timeout=TIMEOUT_S,
     )
     assert found.returncode == 0 and " passed" in found.stdout, found.stdout[-8000:] + found.stderr[-2000:]

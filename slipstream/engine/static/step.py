@@ -1,7 +1,7 @@
 """A pass of one fixed shape: on CUDA recorded once and replayed as one graph, elsewhere run as it is."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
@@ -45,9 +45,7 @@ class Recorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)
-            self._memory = torch.cuda.graph_pool_handle()
+        self._keeper: torch.cuda.CUDAGraph | None = None
 
     def record(
         self, compute: Callable[[], None], together: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -62,16 +60,39 @@ class Recorder:
             return compute
         # The inner of the two `stream` contexts of a recording that fails is not left, so there is one around it.
         with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.current_stream(self._device)):
+            if self._keeper is None:
+                self._begin()
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream), together():
                 for _ in range(_WARM_UPS):
                     compute()
             torch.cuda.current_stream().wait_stream(self._stream)
-            graph = torch.cuda.CUDAGraph()
-            # Other threads copy guidance to the host meanwhile, which is none of this recording's business.
-            with torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
-                compute()
-        return graph.replay
+            try:
+                return self._captured(compute).replay
+            except Exception:
+                self._end()
+                raise
+
+    def _begin(self) -> None:
+        """In memory of its own. Torch takes memory for lost when all that was captured in it is gone, and then captures
+        nothing more in it; so there is something in it that nobody lets go."""
+        self._stream = torch.cuda.Stream(self._device)
+        self._memory = torch.cuda.graph_pool_handle()
+        self._keeper = self._captured(torch.zeros(1, device=self._device).zero_)
+
+    def _captured(self, compute: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads copy guidance to the host meanwhile, which is none of this recording's business.
+        with torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
+            compute()
+        return graph
+
+    def _end(self) -> None:
+        """Behind a capture that failed; the next one begins anew. Up to torch 2.11 the allocator is left as if it went
+        on, and would ask a graph that is gone whose memory each tensor is."""
+        self._keeper = None
+        with suppress(RuntimeError):  # where it has ended
+            torch._C._cuda_endAllocateToPool(self._device.index or 0, self._memory)
 
 
 RunLayers = Callable[[Tensor, Tensor, Attend], Tensor]

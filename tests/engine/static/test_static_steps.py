@@ -1,7 +1,6 @@
 """Static steps of a whole model: the logits of other steps, the same bits in every window, and what fits no step."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from slipstream.engine.static import steps, trials
 from slipstream.engine.static.pool import PooledCache
 from slipstream.engine.static.step import MAX_AHEAD, Recorder, StaticStep, StepParts
 from slipstream.engine.static.windows import JoinedWindows, StepShape, WholeWindows, known_windows
-from slipstream.engine.thread import is_device_lost
 from slipstream.errors import LimitExceeded
 from slipstream.sampling.sampler import NO_TOKEN
 from slipstream.speculation.protocol import TokenTree
@@ -332,55 +330,6 @@ def test_what_the_device_has_not_read_yet_is_not_overwritten(pair: Pair) -> None
     for token in (6, 7, 8):
         model.step([(state, [token])])
     assert calls == ["record", "synchronize", "record", "synchronize", "record"] and read == [6, 7]
-
-
-class FakeStream:
-    """As far as a recording knows CUDA's streams."""
-
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    def wait_stream(self, other: "FakeStream") -> None:
-        pass
-
-
-def test_a_recording_that_fails_leaves_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's own context of a recording does not leave it when the recording's end fails."""
-    current = [FakeStream()]
-
-    @contextlib.contextmanager
-    def stream(entered: FakeStream) -> Iterator[None]:
-        before, current[0] = current[0], entered
-        try:
-            yield
-        finally:
-            current[0] = before
-
-    class Graph:
-        def __init__(self, graph: object, *, stream: FakeStream, **_: Any) -> None:
-            self._stream = stream
-
-        def __enter__(self) -> None:
-            current[0] = self._stream
-
-        def __exit__(self, *_: object) -> None:
-            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
-
-    for name, value in {
-        "Stream": FakeStream,
-        "graph_pool_handle": object,
-        "device": lambda device: contextlib.nullcontext(),
-        "current_stream": lambda *_: current[0],
-        "stream": stream,
-        "CUDAGraph": object,
-        "graph": Graph,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    first, ran = current[0], list[FakeStream]()
-    with pytest.raises(RuntimeError, match="capture") as failed:
-        Recorder(torch.device("cuda:0")).record(lambda: ran.append(current[0]))
-    assert current == [first] and first not in ran and len(ran) == 3
-    assert not is_device_lost(failed.value)
 
 
 def test_the_way_that_is_fastest_as_it_is_recorded_is_taken(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

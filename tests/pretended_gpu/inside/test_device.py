@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from slipstream.engine.static.step import Recorder
 from slipstream.engine.thread import device_answers, is_device_lost
+from slipstream.uploads import upload
 from tests.pretended_gpu import queue
 
 GPU = torch.device("cuda:0")
@@ -48,6 +51,24 @@ def test_places_do_not_mix() -> None:
     with pytest.raises(TypeError, match="convert cuda:0 device type tensor to numpy"):
         there.numpy()
     assert (there * torch.tensor(2.0)).tolist() == [2, 2, 2], "a number is no tensor of a place"
+
+
+def test_the_host_numbers_rows_before_the_device_takes_them() -> None:
+    there, here, rows = torch.zeros(3, 3, device=GPU), torch.zeros(3, 3), torch.tensor([0, 2], device=GPU)
+    for index in ([0, 2], ([0, 1], [1, 2]), (slice(None), [0]), np.array([1, 2])):
+        queue.CALLS.clear()
+        assert there[index] is not None and queue.waits() == 1
+    for index in (1, slice(2), (slice(None), 1), rows, (rows, rows)):
+        queue.CALLS.clear()
+        assert there[index] is not None and not queue.waits()
+    for compute in (
+        lambda: here[rows],
+        lambda: there.__setitem__(rows, here[:2]),
+        lambda: torch.stack([there[0, 0], torch.tensor(1.0)]),
+        lambda: there.index_select(0, torch.tensor(1)),
+    ):
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            compute()
 
 
 def test_memory_that_nobody_has_written_holds_no_numbers() -> None:
@@ -111,11 +132,14 @@ def test_a_graph_keeps_its_tensors() -> None:
         lambda there: torch.tensor([1], device=GPU),
         lambda there: bool(there.any()),
         lambda there: torch.cuda.synchronize(),
+        lambda there: there[[1, 0]],
+        lambda there: there.new_tensor([1.0]),
+        lambda there: upload(torch.zeros(2), GPU),
     ],
 )
 def test_nothing_recorded_waits(compute: Callable[[Tensor], Any]) -> None:
     there = torch.ones(2, device=GPU)
-    with pytest.raises(RuntimeError, match="not permitted when stream is capturing") as raised:
+    with pytest.raises(RuntimeError, match="previous error during capture") as raised:
         recorded(lambda: compute(there))
     assert not is_device_lost(raised.value)
     assert there.tolist() == [1, 1]
@@ -141,6 +165,46 @@ def test_a_graph_takes_what_earlier_ones_of_its_memory_have_left() -> None:
     del lost
     recorded(lambda: given * 6, pool).replay()
     assert inside.isnan().all(), "nobody has it"
+
+
+def test_memory_whose_last_graph_is_gone_is_lost() -> None:
+    given, pool = torch.ones(2, device=GPU), torch.cuda.graph_pool_handle()
+    first = recorded(lambda: given * 2, pool)
+    second = recorded(lambda: given * 3, pool)
+    del first
+    third = recorded(lambda: given * 4, pool)
+    del second, third
+    with pytest.raises(RuntimeError, match="use_count > 0"):
+        recorded(lambda: given * 5, pool)
+
+
+def test_memory_of_a_recording_that_failed_is_recorded_in_until_somebody_ends_that() -> None:
+    given, pool = torch.ones(2, device=GPU), torch.cuda.graph_pool_handle()
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        recorded(given.tolist, pool)
+    with pytest.raises(RuntimeError, match="already recording"):
+        recorded(lambda: given * 2, pool)
+    recorded(lambda: given * 2).replay()
+
+
+def test_a_recorder_goes_on_after_what_cannot_be_recorded() -> None:
+    recorder, counted = Recorder(GPU), torch.zeros(2, device=GPU)
+    add = recorder.record(lambda: counted.add_(1))
+    counted.zero_()
+    for fails in (lambda: counted.add_(counted[[0]]), lambda: counted.add_(upload(torch.ones(2), GPU))):
+        with pytest.raises(RuntimeError, match="previous error during capture") as raised:
+            recorder.record(fails)
+        assert not is_device_lost(raised.value) and torch.cuda.current_stream() == torch.cuda.default_stream()
+    with pytest.raises(KeyError):
+        recorder.record(lambda: counted.add_({}[0]))
+    counted.zero_()
+    double = recorder.record(lambda: counted.mul_(2))
+    counted.zero_()
+    add()
+    double()
+    del add, double
+    recorder.record(lambda: counted.mul_(3))()
+    assert counted.tolist() == [54, 54], "1, doubled, and tripled twice before it was recorded"
 
 
 def test_a_failed_assert_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
