@@ -17,7 +17,7 @@ GPU = torch.device("cuda:0")
 _READS = {
     "item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__contains__", "equal", "allclose", "nonzero",
     "argwhere", "unique", "unique_consecutive", "masked_select", "bincount", "is_nonzero", "__format__", "__repr__",
-    "histc", "new_tensor", "inv", "linalg_inv",
+    "new_tensor", "inv", "linalg_inv",
 }  # fmt: skip
 _INDEXING = {"__getitem__", "__setitem__", "index", "index_put_", "index_put"}
 _MIX = {"copy_", "to", "cuda", "type_as", "set_", "__set__", *_INDEXING}

@@ -11,33 +11,19 @@ from slipstream.engine.text_attention import TextAttention
 from slipstream.families.adapter import PromptPlan
 from slipstream.speculation.protocol import TokenTree
 from tests.engine.conftest import random_frames
+from tests.engine.test_families import FAMILIES
 from tests.pretended_gpu import queue
-from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
-from tests.support.tiny_families import (
-    write_tiny_internvl,
-    write_tiny_llava_next_video,
-    write_tiny_qwen3,
-    write_tiny_smolvlm,
-)
 
 FRAMES = random_frames(6, 5, (56, 84))
-FAMILIES = [
-    write_tiny_llava,
-    write_tiny_qwen,
-    write_tiny_qwen3,
-    write_tiny_internvl,
-    write_tiny_llava_next_video,
-    write_tiny_smolvlm,
-]
-OF_UPSTREAM = {write_tiny_smolvlm: 3}
+OF_UPSTREAM = {"smolvlm": 3}
 """Waits of encoding that upstream's vision tower has of its own."""
 
 
-@pytest.fixture(scope="module", params=FAMILIES, ids=lambda write: write.__name__.removeprefix("write_tiny_"))
+@pytest.fixture(scope="module", params=FAMILIES)
 def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[VideoLM, PromptPlan, int]:
     """A model, a prompt, and how often encoding waits."""
     path = tmp_path_factory.mktemp("model")
-    request.param(path, seed=3)
+    FAMILIES[request.param](path, seed=3)
     model = load_model(str(path), device="cuda:0")
     model.encode_frames(FRAMES)  # has what all videos of this size share made there
     plan = model.plan_prompt("What is it?", len(FRAMES), frame_size=FRAMES.shape[1:3])

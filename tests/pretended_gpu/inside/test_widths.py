@@ -1,6 +1,7 @@
-"""Recorded steps of a fixed number of rows, and those for which there was no room."""
+"""Recorded steps of every family, of a fixed number of rows, and those for which there was no room."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from slipstream.engine.static import step, steps, trials
 from slipstream.sampling.sampler import largest_of
 from slipstream.speculation.protocol import TokenTree
 from tests.engine.conftest import random_frames
+from tests.engine.test_families import FAMILIES
 from tests.pretended_gpu import queue
 from tests.support.tiny_checkpoint import write_tiny_llava
 
@@ -76,6 +78,21 @@ def test_trees_take_other_widths(folder: str, monkeypatch: pytest.MonkeyPatch) -
     window = TokenTree((5, 6, 7), (-1, 0, 0))
     found, right = (model.step([(begun(model), window)])[0].cpu() for model in (there, here))
     torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_familys_steps(family: str, tmp_path: Path) -> None:
+    FAMILIES[family](tmp_path, seed=3)  # type: ignore[operator]
+    there, here = loaded(str(tmp_path))
+    try_static_steps(there, POOL_BYTES)
+    assert there.static is not None
+    state, other = begun(there), begun(here)
+    for window in (TOKENS[:1], TOKENS[1:5], TokenTree((5, 6, 7), (-1, 0, 0))):
+        queue.CALLS.clear()
+        found = there.step([(state, window)])[0].cpu()
+        assert (queue.CALLS["replay"], queue.waits()) == (1, 2), "one wait for the step, one to look at it"
+        torch.testing.assert_close(found, here.step([(other, window)])[0], rtol=1e-3, atol=1e-3)
+    state.close()
 
 
 def test_what_has_no_room_is_recorded_later(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
