@@ -18,10 +18,12 @@ from slipstream.stack import addresses, process
 from slipstream.stack.local import Stack
 from tests.support.forked_services import START_AFRESH, services_forked
 from tests.support.processes import check_logs
+from tests.support.variants import leave_to_long
 from tests.support.world import World, make_world
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "one_in(number, parameters): see `tests.support.variants`")
     # Whether a draft takes part must not depend on how it did in other tests, on a machine that may have been busy.
     os.environ["SLIPSTREAM_GATEWAY_GATE_MEMORY"] = "false"
     # A shell starts what runs in its background with Ctrl-C ignored, and processes of the tests would inherit that.
@@ -68,7 +70,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return OneForServices(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    leave_to_long(items)
     if hasattr(config, "workerinput"):
         rank = {scope: number for number, scope in enumerate(SLOW_ONES)}
         items.sort(key=lambda item: rank.get(scope_of(item.nodeid), len(rank)))

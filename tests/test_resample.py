@@ -14,6 +14,7 @@ from slipstream.frame_size import MAX_ASPECT_RATIO, FrameSize, fit, resample
 from slipstream.video.decode import sample_video
 from slipstream.video.messages import DecodeLimits
 from tests.support.media import ClipSpec, even_times_ms, make_clip, rotated_mp4
+from tests.support.variants import one_in
 
 HAS_LANCZOS = "lanczos" in str(torch.nn.functional.interpolate.__doc__)
 SOURCES = {
@@ -78,6 +79,7 @@ def fitted_by_torch(source: NDArray[np.uint8], size: FrameSize) -> NDArray[np.ui
 
 @pytest.mark.parametrize("family", WANTED)
 @pytest.mark.parametrize("name", SOURCES)
+@one_in(4, "name", "family")
 def test_every_source_size_becomes_what_each_family_takes(name: str, family: str) -> None:
     source, size = picture(*SOURCES[name]), WANTED[family]
     if max(source.shape[:2]) > MAX_ASPECT_RATIO * min(source.shape[:2]):

@@ -142,6 +142,7 @@ async def test_a_new_leader_is_found_and_has_all_that_was_promised(group: RedisG
 
 
 @in_one_loop
+@pytest.mark.long
 async def test_a_leader_that_is_deposed_and_lives_promises_nothing(group: RedisGroup) -> None:
     """It hears of it seconds later, and until then has whoever still follows it."""
     queue, old = RedisQueue(group.url, "deposed", replicas=1), await group.settled()

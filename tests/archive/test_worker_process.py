@@ -81,6 +81,7 @@ async def submit(queue: RedisQueue, **tasks: object) -> None:
     await queue.submit("batch", [JobSpec(name, json.dumps(task)) for name, task in tasks.items()])
 
 
+@pytest.mark.long
 async def test_a_worker_that_wakes_too_late_cannot_commit(queue: RedisQueue, workers: Workers) -> None:
     await submit(queue, short={"sleep_s": POLICY.lease_s}, long={"sleep_s": 2.5 * POLICY.lease_s})
     frozen = await workers.start()
@@ -113,6 +114,7 @@ async def test_a_worker_that_wakes_too_late_cannot_commit(queue: RedisQueue, wor
     assert sorted(committed) == sorted((1, job.job_id) for job in jobs)
 
 
+@pytest.mark.long
 async def test_a_job_that_kills_its_worker_ends_dead_and_its_neighbours_done(
     queue: RedisQueue, workers: Workers
 ) -> None:

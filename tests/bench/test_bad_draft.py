@@ -8,6 +8,7 @@ from bench.guarantees.bad_draft import VICES, BadDraftConfig, BadModel
 from slipstream.engine import VideoLM
 from tests.services.model_sessions import some_frames
 from tests.services.test_draft_writer import NUM_TOKENS, SHAPES, draft_model, line, running, started
+from tests.support.variants import one_in
 
 TURNS_AT = 6
 
@@ -19,6 +20,7 @@ def bad_model(model: VideoLM, vice: str) -> BadModel:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("vice", VICES)
+@one_in(3, "shape", "vice")
 async def test_a_bad_draft_writes_badly(vice: str, shape: str, tmp_path: Path) -> None:
     good = draft_model(tmp_path, shape)
     bad = bad_model(good, vice)

@@ -28,6 +28,7 @@ from slipstream.engine.static.steps import StaticSteps
 from slipstream.errors import SlipstreamError
 from slipstream.families.checkpoints import folders_tokenizer_digest
 from slipstream.stack.local import StackOptions
+from tests.support.variants import some
 
 TINY = ("--tiny", "--device", "cpu")
 CPU = torch.device("cpu")
@@ -236,7 +237,7 @@ def test_written_pairs_share_their_tokenizer(tmp_path: Path) -> None:
 # -- the commands -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stack", ["pair", "strict", "own-draft"])
+@pytest.mark.parametrize("stack", some(["pair", "strict", "own-draft"], keep=("pair",)))
 def test_serve(run: Any, stack: str, tmp_path: Path) -> None:
     options = ("--folders", str(tmp_path), "--logs", str(tmp_path / "logs"))
     document, status = run("gpu-serve", "--only", stack, *options)

@@ -38,6 +38,7 @@ from bench.replay.device_times import load_device_times
 from slipstream.engine.attention import JoinedKernel, SdpaKernel, by_flash
 from slipstream.engine.forward import DecodeState
 from slipstream.speculation.protocol import TokenTree
+from tests.support.variants import one_in
 
 CPU = torch.device("cpu")
 SMALL = [tiny(GEOMETRIES["llava-onevision-qwen2-0.5b"]), tiny(GEOMETRIES["Qwen2.5-VL-7B"])]
@@ -151,6 +152,7 @@ def test_what_does_not_work_here_is_told_and_ends_nothing(model: RandomModel) ->
         ("Qwen2.5-VL-3B", {"static_passes"}),
     ],
 )
+@one_in(4, "name")
 def test_what_a_model_is_for_decides_what_is_measured(
     name: str, parts: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

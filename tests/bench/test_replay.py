@@ -92,6 +92,7 @@ def test_passes_of_several_rows_take_longer_by_the_table() -> None:
         assert row["late"] is late
 
 
+@pytest.mark.long
 async def test_a_stack_takes_as_long_as_it_is_told_and_says_so(world: World, tmp_path: Path) -> None:
     table = tmp_path / "table.json"
     times = {"target": {"pass_s": {"1": 0.2}}, "draft": {"pass_s": {"0": 0.1}}}

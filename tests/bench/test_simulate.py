@@ -9,6 +9,7 @@ from bench.simulate import Constant, bad_drafts, best_constant, working_points
 from bench.simulator import SimulationInput, pass_cost_table, simulate
 from slipstream.speculation.gate import RECONSIDER
 from slipstream.speculation.pacing import Fixed, Policy, SelfClocked
+from tests.support.variants import some
 
 
 def _ideal(speed_ratio: float, tau: float, policy: Policy | None, **others: object) -> SimulationInput:
@@ -76,7 +77,7 @@ def test_self_clocked_takes_the_shortest_cycle(speed_ratio: int, tau: float) -> 
     assert result.speedup == pytest.approx(result.mean_accepted_length / cycle, rel=0.03)
 
 
-@pytest.mark.parametrize("name", ["c=15 tau=0.7", "cpu tau=0.8", "cpu tau=0.9"])
+@pytest.mark.parametrize("name", some(["c=15 tau=0.7", "cpu tau=0.8", "cpu tau=0.9"], keep=("cpu tau=0.9",)))
 def test_self_clocked_is_no_slower_than_the_best_constant_plan(name: str) -> None:
     setup = replace(working_points()[name], num_tokens=4000, max_window=16)
     plan, _ = best_constant(replace(setup, num_tokens=600))

@@ -224,6 +224,7 @@ def test_a_gateway_without_a_reader_is_told_of(
 
 
 @needs_documents
+@pytest.mark.long
 def test_without_a_target_the_pocket_reader_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = sample_page(HELD_OUT_SEEDS[0], "report", READER_FACES[0])
     Image.fromarray(page.pixels).save(tmp_path / "a.png")
@@ -236,6 +237,7 @@ def test_without_a_target_the_pocket_reader_reads(tmp_path: Path, capsys: pytest
 
 
 @needs_documents
+@pytest.mark.long
 def test_a_real_document_and_one_behind_a_password(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "good.pdf").write_bytes(pdf_of([words_at(72, 700, "Seven foxes read", 20)]))
     (tmp_path / "locked.pdf").write_bytes(encrypted())

@@ -26,6 +26,7 @@ from slipstream.stack.local import Stack, StackOptions
 from slipstream.stack.process import RunFolder, ServiceProcess
 from tests.cli.fake_gateway import TEXT, good_video, hanging_video
 from tests.support.processes import our_children
+from tests.support.variants import one_in
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = dict.fromkeys(("target", "draft", "gateway"), "tests.cli.fake_service")
@@ -294,6 +295,7 @@ main()
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@one_in(2, "number")
 def test_up_ends_at_a_signal(options: StackOptions, number: int, status: int) -> None:
     with Up(options) as up:
         up.process.send_signal(number)
@@ -301,6 +303,7 @@ def test_up_ends_at_a_signal(options: StackOptions, number: int, status: int) ->
         up.ended(status)
 
 
+@pytest.mark.long
 def test_in_the_background_of_a_script_it_still_ends_at_a_signal(options: StackOptions) -> None:
     with Up(options, shell=("sh", "-c", 'trap "" INT; exec "$@"', "sh")) as up:
         up.process.send_signal(signal.SIGINT)
@@ -337,6 +340,7 @@ async def test_up_ends_while_it_captions_and_says_so(options: StackOptions, tmp_
 
 
 @pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)])
+@one_in(2, "numbers")
 def test_a_second_signal_ends_up_at_once(options: StackOptions, numbers: tuple[int, int]) -> None:
     with Up(options, behaviour="deaf", grace_s=3600) as up:
         up.process.send_signal(numbers[0])

@@ -15,6 +15,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from tests.support.variants import one_in, some
+
 pytest.importorskip("pypdfium2")
 
 from slipstream.documents import child
@@ -88,7 +90,7 @@ async def test_all_protections_are_told(pool: ReaderPool) -> None:
     assert set(CONFINED) == set(PROTECTIONS) and CONFINED["memory"] and CONFINED["files"]
 
 
-@pytest.mark.parametrize("verb", ["crash", "exit", "killed"])
+@pytest.mark.parametrize("verb", some(["crash", "exit", "killed"], keep=("crash",)))
 async def test_a_reader_that_ends_before_the_picture_ends_the_document(pool: ReaderPool, verb: str) -> None:
     for when in ("open", "draw"):
         with pytest.raises(UnreadableDocument, match="cannot be opened: its reader crashed"):
@@ -96,13 +98,14 @@ async def test_a_reader_that_ends_before_the_picture_ends_the_document(pool: Rea
     await check_sound(pool)
 
 
-@pytest.mark.parametrize("verb", ["crash", "exit", "killed", "hang", "eat"])
+@pytest.mark.parametrize("verb", some(["crash", "exit", "killed", "hang", "eat"], keep=("killed", "hang", "eat")))
 async def test_a_reader_that_ends_within_a_draft_costs_that_draft_alone(pool: ReaderPool, verb: str) -> None:
     first, lost, last = await drafts(pool, f"draft {verb}".encode())
     assert first.regions and last.regions and not lost.regions
     assert "could not be read" in lost.warnings[0]
 
 
+@pytest.mark.long
 async def test_a_reader_that_gets_too_little_of_a_core_is_given_more_time(pool: ReaderPool) -> None:
     for when in ("draw", "draft"):
         assert all(draft.regions for draft in await drafts(pool, f"{when} starve {2 * LIMITS.page_s}".encode()))
@@ -130,7 +133,7 @@ async def test_a_document_of_such_pages_has_an_end(pool: ReaderPool, monkeypatch
         await events(pool, b"draft crash")
 
 
-@pytest.mark.parametrize("verb", ["hang", "spin"])
+@pytest.mark.parametrize("verb", some(["hang", "spin"], keep=("spin",)))
 async def test_a_reader_that_hangs_is_killed(pool: ReaderPool, verb: str) -> None:
     with pytest.raises(LimitExceeded, match="page 2 cannot be opened in time"):
         await events(pool, f"draw {verb}".encode())
@@ -151,6 +154,7 @@ async def test_a_reader_that_hangs_is_killed(pool: ReaderPool, verb: str) -> Non
         {"regions": [{"box": [0, 0, 9, 9], "kind": "text", "order": 0, "text": 7, "score": 1, "origin": "ocr"}]},
     ],
 )
+@one_in(3, "lie")
 async def test_a_draft_that_cannot_be_is_done_without(pool: ReaderPool, lie: dict[str, object]) -> None:
     drafted = await drafts(pool, b"draft draft " + json.dumps(lie).encode())
     assert [bool(draft.regions) for draft in drafted] == [True, False, True]
@@ -158,20 +162,23 @@ async def test_a_draft_that_cannot_be_is_done_without(pool: ReaderPool, lie: dic
 
 @pytest.mark.parametrize(
     "answer",
-    [
-        "",
-        "nonsense",
-        "[]",
-        "{}",
-        "[" * 9000,
-        "{}" * 10_000,
-        '{"drawn": {}}',
-        '{"drawn": {"width": 1, "height": "2", "dpi": 3}}',
-        '{"drawn": {"width": 100000, "height": 100000, "dpi": 3}}',
-        '{"drawn": {"width": 1, "height": 2, "dpi": 1e99}}',
-        '{"refused": {"error": "SystemExit", "message": ""}}',
-        '{"drafted": {"num_bytes": 5}}',
-    ],
+    some(
+        [
+            "",
+            "nonsense",
+            "[]",
+            "{}",
+            "[" * 9000,
+            "{}" * 10_000,
+            '{"drawn": {}}',
+            '{"drawn": {"width": 1, "height": "2", "dpi": 3}}',
+            '{"drawn": {"width": 100000, "height": 100000, "dpi": 3}}',
+            '{"drawn": {"width": 1, "height": 2, "dpi": 1e99}}',
+            '{"refused": {"error": "SystemExit", "message": ""}}',
+            '{"drafted": {"num_bytes": 5}}',
+        ],
+        keep=("nonsense", "{}", '{"drawn": {}}', '{"drafted": {"num_bytes": 5}}'),
+    ),
 )
 async def test_a_reader_that_talks_nonsense_is_killed(pool: ReaderPool, answer: str) -> None:
     with pytest.raises(SlipstreamError, match="page 2 cannot be opened"):
@@ -356,9 +363,17 @@ READ: dict[str, tuple[bytes, int]] = {
     "LZW": (image_bytes(drawn_picture(), "TIFF", compression="tiff_lzw"), 1),
     "a TIFF of three": (tiff_of([drawn_picture(size=(90, 90))] * 3), 3),
 }
+READ_SHORT = (
+    "a form that draws itself",
+    "a thousand pages, of which a few are asked for",
+    "CMYK",
+    "fax",
+    "a TIFF of three",
+)
+"""Those that stay in `make test`: the others are more pictures, and a page that is large."""
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", some(READ, keep=READ_SHORT))
 async def test_files_that_are_read(pool: ReaderPool, name: str) -> None:
     data, num_pages = READ[name]
     said = await events(pool, data, DocumentRequest(pages=f"1-{num_pages}", pictures=True))
@@ -377,6 +392,7 @@ async def test_requests_that_are_refused(pool: ReaderPool, request_: DocumentReq
 
 
 @pytest.mark.parametrize("seed", range(12))
+@one_in(4, "seed")
 async def test_damaged_files_give_documented_errors_or_drafts(pool: ReaderPool, seed: int) -> None:
     chance = random.Random(seed)
     data = bytearray((GOOD, image_bytes(drawn_picture(), "PNG"), image_bytes(drawn_picture(), "TIFF", "1"))[seed % 3])

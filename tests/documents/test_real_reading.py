@@ -84,6 +84,7 @@ async def test_a_scan_whose_hidden_text_says_something_else_is_read(pool: Reader
     assert "not what the page shows" in draft.warnings[0]
 
 
+@pytest.mark.long
 async def test_the_layer_can_be_left_alone(pool: ReaderPool) -> None:
     draft = await read(pool, pdf_of([paragraph(72, 700, [sentence(1, 8)], 14)]), DocumentRequest(text_layer=False))
     assert {region.origin for region in draft.regions} == {Origin.OCR}
@@ -93,8 +94,11 @@ async def test_the_layer_can_be_left_alone(pool: ReaderPool) -> None:
 @pytest.mark.parametrize(
     ("kind", "mode"),
     [
-        *(("PNG", "1"), ("PNG", "P"), ("PNG", "I;16")),
-        *(pytest.param(kind, mode, marks=pytest.mark.long) for kind, mode in (("JPEG", "L"), ("TIFF", "RGBA"))),
+        ("PNG", "1"),
+        *(
+            pytest.param(kind, mode, marks=pytest.mark.long)
+            for kind, mode in (("PNG", "P"), ("PNG", "I;16"), ("JPEG", "L"), ("TIFF", "RGBA"))
+        ),
     ],
 )
 async def test_images_of_every_kind_are_read(pool: ReaderPool, kind: str, mode: str) -> None:
@@ -111,6 +115,7 @@ async def test_a_photo_on_its_side_is_read_as_its_camera_says(pool: ReaderPool) 
     assert (draft.width, draft.height) == (1000, 500) and "seven foxes read" in page_text(draft.regions)
 
 
+@pytest.mark.long
 async def test_a_page_turned_in_its_pdf_has_its_layer_in_the_right_places(pool: ReaderPool) -> None:
     lines = [sentence(seed, 7) for seed in range(5)]
     turned = pdf_of([paragraph(72, 700, lines, 12)]).replace(b"/MediaBox", b"/Rotate 90 /MediaBox", 1)

@@ -132,6 +132,7 @@ async def test_a_document_is_read_page_by_page(archive: Archive, undisturbed: li
     await archive.kill(gateway)
 
 
+@pytest.mark.long
 async def test_a_killed_gateway_repeats_no_page(archive: Archive, undisturbed: list[str]) -> None:
     """One dies between a part's writing and the next page, the next in the middle of a page, and so on to the end: more
     deaths than a job may have without getting on."""

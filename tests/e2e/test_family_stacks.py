@@ -21,6 +21,7 @@ from tests.support.gateway_client import Captioned, caption, until
 from tests.support.media import ClipSpec, even_times_ms, make_clip
 from tests.support.processes import check_logs
 from tests.support.tiny_pair import WriteCheckpoint
+from tests.support.variants import one_in
 from tests.support.world import PROMPT, World, make_endless_world
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -70,6 +71,7 @@ async def drafted(channel: grpc.aio.Channel, family: World, clip: int, **options
     return await until(lambda one: one.summary.speculation.judged > 0, lambda: check(channel, family, clip, **options))
 
 
+@one_in(3, "family")
 async def test_plain_decoding_of_several_videos_at_once(channel: grpc.aio.Channel, family: World) -> None:
     asked = {"method": "autoregressive", "max_new_tokens": 64}
     for captioned in await asyncio.gather(*(check(channel, family, clip, **asked) for clip in range(3))):
@@ -77,6 +79,7 @@ async def test_plain_decoding_of_several_videos_at_once(channel: grpc.aio.Channe
 
 
 @pytest.mark.parametrize("pruner", PRUNERS)
+@one_in(6, "family", "pruner")
 async def test_a_draft_that_sees_less(channel: grpc.aio.Channel, family: World, pruner: str) -> None:
     """Both kinds of positions, of two videos at once."""
     asked: dict[str, Any] = {"pruner": pruner, "alpha": ALPHA, "gate": False}
@@ -99,16 +102,19 @@ async def test_a_draft_that_sees_all_is_often_right(channel: grpc.aio.Channel, f
 
 
 @pytest.mark.parametrize("guidance", ["scores", "hidden_states"])
+@one_in(2, "family", "guidance")
 async def test_guidance(channel: grpc.aio.Channel, family: World, guidance: str) -> None:
     captioned = await check(channel, family, 2, guidance=guidance, alpha=ALPHA)
     assert captioned.summary.speculation.guidance_bytes > 0
 
 
 @pytest.mark.parametrize("num_frames", [1, 2, 24])
+@one_in(3, "family", "num_frames")
 async def test_numbers_of_frames(channel: grpc.aio.Channel, family: World, num_frames: int) -> None:
     await check(channel, family, num_frames=num_frames)
 
 
+@one_in(2, "family")
 async def test_a_large_video_that_is_decoded_elsewhere(channel: grpc.aio.Channel, family: World) -> None:
     """Its frames are resized once, at the gateway, to what upstream's processor makes of them."""
     clip = make_clip(ClipSpec(even_times_ms(NUM_FRAMES, 250), width=426, height=238))

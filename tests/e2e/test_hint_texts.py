@@ -26,6 +26,7 @@ from tests.e2e.test_archive_command import OPTIONS, run
 from tests.services.model_sessions import CAPABILITY, Owner, open_session, some_frames
 from tests.support.clips import make_colour_clip
 from tests.support.gateway_client import Captioned, caption, options_message, refusal, until, upload_messages
+from tests.support.variants import one_in
 from tests.support.world import NUM_FRAMES, PROMPT, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -51,6 +52,7 @@ LIES = {
 
 @pytest.mark.parametrize("method", ["hints", "hsd", "hints_draft"])
 @pytest.mark.parametrize("lie", LIES)
+@one_in(3, "method", "lie")
 async def test_what_hints_say_does_not_change_the_text(
     gateway: grpc.aio.Channel, world: World, method: str, lie: str
 ) -> None:
@@ -233,6 +235,7 @@ def takes_passes(fewer_than: float, captioned: Captioned) -> bool:
     return captioned.summary.speculation.passes < fewer_than
 
 
+@pytest.mark.long
 async def test_the_pocket_pairs_own_caption_gives_several_tokens_a_pass(pocket: grpc.aio.Channel) -> None:
     clip, other = make_colour_clip(5), make_colour_clip(6)
     plain = await caption(pocket, clip, **POCKET, method="autoregressive")

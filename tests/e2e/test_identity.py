@@ -8,6 +8,7 @@ import pytest
 
 from slipstream.speculation.protocol import FinishReason
 from tests.support.gateway_client import Captioned, caption, has_draft, until
+from tests.support.variants import one_in
 from tests.support.world import NUM_FRAMES, PROMPT, STOP_AFTER, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -51,6 +52,7 @@ async def test_parallel(gateway: grpc.aio.Channel, world: World, policy: str, cl
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("pruner", ["uv", "random", "uniform", "none"])
+@one_in(4, "pruner", "alpha")
 async def test_pruning_changes_what_the_draft_sees_and_not_the_text(
     gateway: grpc.aio.Channel, world: World, pruner: str, alpha: float
 ) -> None:
@@ -64,6 +66,7 @@ async def test_pruning_changes_what_the_draft_sees_and_not_the_text(
 
 @pytest.mark.parametrize("policy", ["self_clocked", "fixed"])
 @pytest.mark.parametrize("max_window", [1, 2, 4, 8, 16, 64])
+@one_in(2, "max_window", "policy")
 async def test_windows(gateway: grpc.aio.Channel, world: World, max_window: int, policy: str) -> None:
     captioned = await check(gateway, world, clip=1, max_window=max_window, policy=policy, alpha=0.1)
     windows = [cost.window for cost in captioned.summary.speculation.pass_costs]

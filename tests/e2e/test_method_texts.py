@@ -7,6 +7,7 @@ import pytest
 
 from slipstream.speculation.methods import LOSSY_METHODS, METHODS, PRUNERS
 from tests.support.gateway_client import Captioned, caption, has_draft, until
+from tests.support.variants import one_in, some
 from tests.support.world import NUM_FRAMES, PROMPT, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -30,6 +31,7 @@ async def check(gateway: grpc.aio.Channel, world: World, num_tokens: int, **opti
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("alpha", [0.1, 0.9])
+@one_in(2, "method", "alpha")
 async def test_methods(gateway: grpc.aio.Channel, world: World, method: str, alpha: float) -> None:
     asked: dict[str, Any] = {"method": method, "alpha": alpha, "gate": False}
     if METHODS[method].takes_hints:
@@ -53,6 +55,7 @@ async def test_pruners(gateway: grpc.aio.Channel, world: World, pruner: str) -> 
 
 @pytest.mark.parametrize("gamma", [1, 3, 8])
 @pytest.mark.parametrize("method", ["sd", "std", "parallelvlm", "sd_tree"])
+@one_in(3, "method", "gamma")
 async def test_windows_of_a_given_length(gateway: grpc.aio.Channel, world: World, method: str, gamma: int) -> None:
     captioned = await check(gateway, world, 48, method=method, gamma=gamma, alpha=0.1)
     windows = [cost.window for cost in captioned.summary.speculation.pass_costs]
@@ -66,6 +69,7 @@ DYNAMIC = [name for name, method in METHODS.items() if method.growth is not None
     "method", ["sd_tree", "std", "sd", "parallelvlm", "hints", "hsd", "hints_draft", "prompt_lookup", *DYNAMIC]
 )
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
+@one_in(2, "method", "rule")
 async def test_sampled_text(gateway: grpc.aio.Channel, world: World, method: str, rule: str) -> None:
     asked: dict[str, Any] = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": 40, "temperature": 0.7}
     asked |= {"seed": 11, "sampling_rule": rule, "alpha": 0.1}
@@ -76,7 +80,7 @@ async def test_sampled_text(gateway: grpc.aio.Channel, world: World, method: str
         assert sampled.token_ids == plain.token_ids
 
 
-@pytest.mark.parametrize("lossy", LOSSY_METHODS)
+@pytest.mark.parametrize("lossy", some(LOSSY_METHODS, keep=("fastv", "dycoke")))
 async def test_lossy_baselines_say_so(gateway: grpc.aio.Channel, world: World, lossy: str) -> None:
     whole = await check(gateway, world, 24, method="autoregressive", lossy=lossy, lossy_keep=1.0)
     assert lossiness(whole) == (lossy, 1.0)

@@ -21,6 +21,7 @@ from slipstream.stack.process import ServiceProcess
 from tests.faults.conftest import Strike
 from tests.support.gateway_client import Captioned, caption, until
 from tests.support.processes import START_S, STOP_S, eventually, is_running, logged, model_flags, read_log, running
+from tests.support.variants import some
 from tests.support.world import NUM_FRAMES, PROMPT, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -70,7 +71,7 @@ async def spread(request: pytest.FixtureRequest, world: World) -> AsyncIterator[
         assert read_log(stack.processes["target"].log_path), "and every line is JSON, whoever wrote it"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", some(METHODS, keep=("autoregressive", "slipstream", "slipstream_tree", "hints")))
 async def test_methods(spread: Spread, method: str) -> None:
     is_plain, asked = method == "autoregressive", dict[str, Any](method=method, alpha=0.1)
     if METHODS[method].takes_hints:
@@ -78,12 +79,14 @@ async def test_methods(spread: Spread, method: str) -> None:
     await until(lambda one: is_plain or one.summary.speculation.judged > 0, lambda: spread.check(**asked))
 
 
+@pytest.mark.long
 async def test_several_at_once_and_their_prefills_again(spread: Spread) -> None:
     for _ in range(2):
         await asyncio.gather(*(spread.check(clip) for clip in (0, 1)))
     assert (await spread.check(1)).summary.video.reused_tokens > 0
 
 
+@pytest.mark.long
 async def test_sampled_text_is_that_of_one_process(spread: Spread, gateway: grpc.aio.Channel) -> None:
     asked = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": NUM_TOKENS, **SAMPLED}
     alone = await caption(gateway, spread.world.clips[0], **asked, method="autoregressive")
@@ -91,7 +94,7 @@ async def test_sampled_text_is_that_of_one_process(spread: Spread, gateway: grpc
         assert (await spread.caption(**SAMPLED, method=method)).token_ids == alone.token_ids
 
 
-@pytest.mark.parametrize("lossy", LOSSY_METHODS)
+@pytest.mark.parametrize("lossy", some(LOSSY_METHODS, keep=("pyramiddrop",)))
 async def test_pruned_targets(spread: Spread, gateway: grpc.aio.Channel, lossy: str) -> None:
     """They rank by the attention of all heads."""
     asked = {"method": "autoregressive", "lossy": lossy, "lossy_keep": 0.5}
@@ -100,6 +103,7 @@ async def test_pruned_targets(spread: Spread, gateway: grpc.aio.Channel, lossy: 
     assert (await spread.caption(1, **asked)).token_ids == alone.token_ids
 
 
+@pytest.mark.long
 async def test_a_lost_process_is_a_lost_target(spread: Spread) -> None:
     """Which ends, is started again, and the caption goes on. `bench faults` also freezes it."""
     target = spread.target

@@ -17,6 +17,7 @@ from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.segments import Segment
 from slipstream.errors import ModelNotUsable
 from slipstream.speculation.protocol import TokenTree
+from tests.support.variants import one_in
 
 CPU, SCALE = torch.device("cpu"), 0.25
 pytestmark = pytest.mark.skipif(vectors_for(torch.float32) is None, reason="this processor has neither AVX2 nor more")
@@ -87,6 +88,7 @@ def trees(draw: st.DrawFn) -> TokenTree:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 @pytest.mark.usefixtures("vectors")
+@one_in(2, "vectors", "num_threads")
 def test_it_is_the_textbooks(never_torch: MatmulKernel, num_threads: int, data: st.DataObject) -> None:
     tree = data.draw(st.none() | trees(), label="tree")
     past = data.draw(st.integers(1, 90) | st.integers(BLOCK - 20, BLOCK + 20) | st.just(5 * BLOCK), label="past")
@@ -103,6 +105,7 @@ def test_it_is_the_textbooks(never_torch: MatmulKernel, num_threads: int, data: 
 
 
 @pytest.mark.usefixtures("vectors")
+@one_in(2, "vectors", "num_threads")
 def test_a_row_does_not_depend_on_the_others(never_torch: MatmulKernel, num_threads: int) -> None:
     past, num_rows = MIN_SHARED_KEYS + BLOCK - 3, 24  # the window goes over the end of a block
     segment = segment_of(num_rows, past, torch.float32)

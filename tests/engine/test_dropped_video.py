@@ -14,6 +14,7 @@ from tests.engine.conftest import Pair, load_pair, random_frames
 from tests.engine.test_qwen2_5_vl import PROMPT, VIDEOS, load_qwen
 from tests.support.masking import MaskingKernel, kernel_of
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
+from tests.support.variants import one_in
 
 FRAMES = random_frames(5, 3)
 """20 video tokens."""
@@ -55,6 +56,7 @@ def masked_logits(
 
 @pytest.mark.parametrize("attention", ["matmul", "sdpa", "joined"])
 @pytest.mark.parametrize("stages", [{0: [4, 5]}, {1: []}, {1: [], 2: []}, {2: [0]}, {3: [1, 2]}, STAGES], ids=str)
+@one_in(3, "attention", "stages")
 def test_dropped_tokens_are_gone_from_the_layers_that_follow(
     pair: Pair, attention: str, stages: dict[int, list[int]]
 ) -> None:

@@ -14,6 +14,7 @@ from tests.engine.test_qwen2_5_vl import greedy
 from tests.support import tiny_checkpoint, tiny_families
 from tests.support.clips import make_colour_clip, sample_clip
 from tests.support.reference import Reference
+from tests.support.variants import one_in
 
 FAMILIES = {
     "internvl 3": partial(tiny_families.write_tiny_internvl, text="qwen2"),
@@ -59,6 +60,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("video", CLIPS, ids=lambda video: f"{len(video.frames)} frames")
+@one_in(3, "family", "video")
 def test_prompt_and_answer_are_those_of_transformers(family: Family, video: SampledVideo) -> None:
     assert list(family.plan(video).token_ids) == family.theirs.prompt_ids(video, PROMPT)
     assert greedy(family.ours, *family.prefill(video), NUM_TOKENS) == family.theirs.answer(video, PROMPT, NUM_TOKENS)

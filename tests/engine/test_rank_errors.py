@@ -134,6 +134,7 @@ def test_a_rank_that_dies_while_it_starts(checkpoint: Path, monkeypatch: pytest.
         start(checkpoint, "cpu", "cpu")
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_while_it_loads(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def kill_first(*args: Any, group: Leader, **options: Any) -> Any:
         group._processes[1].kill()
@@ -266,6 +267,7 @@ def test_ranks_that_reach_rank_0_but_not_each_other(monkeypatch: pytest.MonkeyPa
     leader.close()
 
 
+@pytest.mark.long
 def test_a_network_that_is_not_there(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
     with pytest.raises(ModelNotUsable, match=r"of 2 does not reach the others over gloo; .* GLOO_SOCKET_IFNAME"):

@@ -79,7 +79,8 @@ def check_decoding(checkpoint: Path) -> None:
         spread.leader.close()
 
 
-@pytest.mark.parametrize("late", [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.long
 def test_a_rank_that_loads_late_is_waited_for(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, changed_followers: Callable[[str], None], late: int
 ) -> None:

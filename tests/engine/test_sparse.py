@@ -14,6 +14,7 @@ from tests.engine.conftest import Pair, random_frames
 from tests.engine.test_qwen2_5_vl import PROMPT, VIDEOS, load_qwen
 from tests.support.masking import MaskingKernel, kernel_of
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
+from tests.support.variants import one_in
 
 FRAMES = random_frames(6, 3)
 """24 video tokens."""
@@ -49,6 +50,7 @@ def masked_logits(model: VideoLM, dense: DecodeState, attention: TextAttention, 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (4, 1), (2, 2)])
 @pytest.mark.parametrize("num_kept", [0, 1, 7, 23])
+@one_in(3, "num_kept", "heads")
 def test_fewer_rows_equal_a_mask_for_each_layer_and_head(
     tmp_path: Path, heads: int, kv_heads: int, num_kept: int
 ) -> None:

@@ -18,6 +18,7 @@ from slipstream.speculation.protocol import FinishReason, JoinPoint
 from tests.engine.test_families import FAMILIES
 from tests.engine.test_qwen2_5_vl import greedy
 from tests.support.reference import Reference
+from tests.support.variants import one_in
 
 PROMPT = "Sum up, Résume:\n[00:00:00] a red square 🎬\n[00:00:10] <video> a <|im_end|> circle"
 PLAIN = "Sum up, Résume:\n[00:00:00] a red square 🎬\n[00:00:10] a circle"
@@ -32,6 +33,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return load_model(str(path)), reference
 
 
+@one_in(4, "family")
 def test_prompt_and_answer_are_those_of_transformers(family: tuple[VideoLM, Reference]) -> None:
     ours, theirs = family
     plan = ours.plan_text(PLAIN)
@@ -48,6 +50,7 @@ def test_nothing_in_a_text_acts_as_a_special_token(family: tuple[VideoLM, Refere
     assert counted[0] == counted[1]
 
 
+@one_in(4, "family")
 async def test_all_sessions_with_and_without_a_local_drafter_say_the_same(family: tuple[VideoLM, Reference]) -> None:
     """At the target's engine, block by block; std drafts with all there is, as there is no video to leave out."""
     ours, theirs = family

@@ -20,6 +20,7 @@ from slipstream.video.messages import SampledVideo
 from tests.support.reference import Reference
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
 from tests.support.tiny_families import write_tiny_qwen3
+from tests.support.variants import one_in
 
 PROMPT = "Describe the video."
 FPS = 5.0
@@ -57,6 +58,7 @@ def processor_of(kind: type, reference: Reference, video_token: str) -> Any:
         (write_tiny_qwen3, Qwen3VLProcessor, "<|video_pad|>"),
     ],
 )
+@one_in(3, "write", "num_frames")
 def test_a_prompt_is_the_one_that_upstreams_processor_writes(
     tmp_path: Path, write: Callable[..., Path], kind: type[ProcessorMixin], video_token: str, num_frames: int
 ) -> None:

@@ -18,6 +18,7 @@ from slipstream.stack.process import ServiceProcess
 from tests.support.gateway_client import Captioned, caption, options_message, refusal, upload_messages
 from tests.support.media import ClipSpec, even_times_ms, make_clip
 from tests.support.processes import eventually, logged, running
+from tests.support.variants import one_in
 from tests.support.world import NUM_FRAMES, PROMPT, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -73,6 +74,7 @@ def sessions_are_closed(stack: Stack, request_id: str) -> bool:
 
 @pytest.mark.parametrize("method", ["slipstream", "autoregressive"])
 @pytest.mark.parametrize("stage", ["receive", "decode", "encode", "prefill", "generate", "draft_ready", "text"])
+@one_in(2, "stage", "method")
 async def test_cancelled(stack: Stack, channel: grpc.aio.Channel, world: World, stage: str, method: str) -> None:
     if stage == "draft_ready" and method == "autoregressive":
         stage = "queued"  # there is no such stage: the text follows

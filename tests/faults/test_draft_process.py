@@ -8,6 +8,7 @@ import pytest
 from slipstream.speculation.methods import METHODS
 from tests.faults.conftest import FragileStack, Strike
 from tests.support.gateway_client import Captioned, has_draft, until
+from tests.support.variants import one_in, some
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -26,7 +27,7 @@ def came_back(captioned: Captioned) -> bool:
     return len(since) >= MORE and any(token.from_draft for token in since)
 
 
-@pytest.mark.parametrize("method", ["slipstream", *DYNAMIC])
+@pytest.mark.parametrize("method", some(["slipstream", *DYNAMIC], keep=("slipstream", "slipstream_tree")))
 async def test_killed_and_started_again(fragile: FragileStack, method: str) -> None:
     """Once, as `python -m bench draft-faults` kills many drafts at random moments."""
     strike_at, draft = 30, fragile.process("draft")
@@ -71,6 +72,7 @@ async def test_killed_while_it_joins(fragile: FragileStack) -> None:
 
 @pytest.mark.parametrize("strike_at", [3, 17, 41])
 @pytest.mark.parametrize("method", ["slipstream", *DYNAMIC])
+@one_in(3, "method", "strike_at")
 async def test_frozen_and_thawed(fragile: FragileStack, strike_at: int, method: str) -> None:
     draft = fragile.process("draft")
     freeze = Strike(

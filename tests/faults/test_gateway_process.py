@@ -12,6 +12,7 @@ from slipstream import Caption, CommittedText, StageChange
 from slipstream.rpc.v1 import gateway_pb2
 from tests.faults.conftest import FragileStack
 from tests.support.gateway_client import MOST_TRIES, options_message, refusal, send, upload_messages
+from tests.support.variants import some
 from tests.support.world import NUM_FRAMES, PROMPT
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -54,7 +55,7 @@ async def _strike(fragile: FragileStack, *names: str, **options: Any) -> tuple[l
     return texts, stream.caption, stages
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, keep=("sampled",)))
 async def test_killed_during_a_caption(fragile: FragileStack, kind: str) -> None:
     undisturbed = await fragile.caption(**ASKED | KINDS[kind])
     texts, caption, stages = await lose(fragile, "gateway", **KINDS[kind])

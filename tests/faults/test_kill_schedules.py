@@ -68,6 +68,7 @@ async def test_a_target_that_is_killed_loses_no_job(archive: HarmedArchive) -> N
     assert harmed.verdict.reruns > 0
 
 
+@pytest.mark.long
 async def test_a_gateway_that_wakes_up_cannot_commit_what_others_did_meanwhile(archive: HarmedArchive) -> None:
     harmed = await archive.drain(lambda injector: injector.make_zombie())
     assert harmed.verdict.stale_commits_refused > 0

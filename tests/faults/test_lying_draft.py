@@ -38,11 +38,17 @@ from tests.faults.fake_draft import (
 )
 from tests.support.gateway_client import MOST_TRIES, Captioned, caption, until
 from tests.support.processes import logged, read_log, running
+from tests.support.variants import one_in, some
 from tests.support.world import NUM_FRAMES, PROMPT, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SILENCE_S = 0.3
+OF_EACH_KIND = (
+    *("floods of ready", "millions of tokens", "hangs up", "a huge digest"),
+    *("never ready", "mute", "complains", "nonsense"),
+)
+"""Lies of each kind that faults are counted by, and some drafts that have none."""
 NOTICED = 40
 """Tokens of a caption in which a lie is noticed; SILENT of one that takes longer than a draft may be silent for."""
 SILENT = 192
@@ -114,6 +120,7 @@ def was_heard_in_time(captioned: Captioned) -> bool:
 
 @pytest.mark.parametrize("policy", ["self_clocked", "fixed"])
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 9, 16, 17, 40])
+@one_in(2, "num_tokens", "policy")
 async def test_a_prophet_and_the_limit(liar: Liar, num_tokens: int, policy: str) -> None:
     answer = liar.world.answer(0)
     behaviour = writes(lambda at: answer[at % 96])
@@ -125,6 +132,7 @@ async def test_a_prophet_and_the_limit(liar: Liar, num_tokens: int, policy: str)
 
 @pytest.mark.parametrize("policy", ["self_clocked", "fixed"])
 @pytest.mark.parametrize("max_window", [1, 3, 16, 64])
+@one_in(2, "max_window", "policy")
 async def test_a_prophet_and_the_end_token(liar: Liar, max_window: int, policy: str) -> None:
     answer = liar.world.answer(2)
     behaviour = writes(lambda at: answer[at] if at < len(answer) else 7)
@@ -193,6 +201,7 @@ async def test_right_half_of_the_time(liar: Liar) -> None:
     ],
 )
 @pytest.mark.parametrize("policy", ["self_clocked", "fixed"])
+@one_in(2, "behaviour", "policy")
 async def test_lies_that_are_noticed(liar: Liar, behaviour: Behaviour, reason: str, policy: str) -> None:
     num_tokens = SILENT if "silent" in reason else NOTICED
     captioned = await liar.until(
@@ -241,6 +250,7 @@ def nodes(at: Orders, first: int, token_ids: Sequence[int], parents: Sequence[in
         (says(lambda at: nodes(at, 0, [5], [-1]), lambda at: nodes(at, 1, [6], [-1])), "a second time what follows"),
     ],
 )
+@one_in(3, "behaviour", "method")
 async def test_lies_of_a_tree_that_are_noticed(liar: Liar, behaviour: Behaviour, reason: str, method: str) -> None:
     captioned = await liar.until(
         lambda one: reason in reasons(one), behaviour, method=method, num_tokens=NOTICED, gate=False
@@ -270,6 +280,7 @@ async def test_a_tree_of_nonsense_costs_speed_only(liar: Liar, method: str) -> N
     ],
     ids=["never ready", "garbage", "counting", "slow", "claims slow", "claims fast"],
 )
+@one_in(2, "behaviour", "policy")
 async def test_lies_that_cost_speed_only(liar: Liar, behaviour: Behaviour, policy: str) -> None:
     await liar.check(behaviour, policy=policy, num_tokens=24)
 
@@ -339,7 +350,7 @@ def faults(address: str) -> dict[str, float]:
     return {one.labels["kind"]: one.value for one in samples if one.name == "slipstream_draft_faults_total"}
 
 
-@pytest.mark.parametrize("name", LIES)
+@pytest.mark.parametrize("name", some(LIES, keep=OF_EACH_KIND))
 async def test_a_lie_beside_a_plain_caption(liar: Liar, name: str) -> None:
     """Both texts are the target's, both end, faults are counted, and a draft that only fails has not lied."""
     before = await asyncio.to_thread(faults, liar.metrics)

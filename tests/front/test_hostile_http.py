@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import pytest_asyncio
 
 from slipstream.stack.process import HttpProcess
@@ -190,6 +191,7 @@ async def test_many_who_only_hold_a_connection(process: HttpProcess, gateway: Fa
             writer.transport.abort()
 
 
+@pytest.mark.long
 async def test_large_media_go_through_in_little_memory(process: HttpProcess, gateway: FakeGateway) -> None:
     at_rest = psutil.Process(process.pid).memory_info().rss
     url = data_url(os.urandom(3 * MIB) * 40)

@@ -17,6 +17,7 @@ from tests.support.archive_gateways import ArchiveGateways
 from tests.support.films import make_noise_film
 from tests.support.object_store import ObjectServer, object_server
 from tests.support.processes import STOP_S, eventually, logged
+from tests.support.variants import some
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -82,7 +83,7 @@ def texts_of(parts: list[JobPart]) -> list[str]:
     return [part.caption.text if part.caption else f"error: {part.error}" for part in parts]
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize("share", some([0.1, 0.5, 0.8], keep=(0.5,)))
 async def test_a_decoder_killed_in_the_middle_of_its_reads_costs_nothing(
     run: Run, gateway: ServiceProcess, undisturbed: tuple[list[str], int], share: float
 ) -> None:

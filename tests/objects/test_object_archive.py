@@ -25,6 +25,7 @@ from tests.support.films import make_noise_film
 from tests.support.gateway_client import caption
 from tests.support.object_store import ObjectServer, object_server
 from tests.support.processes import logged
+from tests.support.variants import some
 from tests.support.world import PROMPT, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -137,7 +138,7 @@ def _given() -> list[dict[str, Any]]:
     return [{name: cell for name, cell in row.items() if cell is not None} for row in ROWS]
 
 
-@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("form", some(["jsonl", "csv", "parquet"], keep=("parquet",)))
 async def test_a_manifest_in_a_bucket_says_what_is_captioned(archive: Stack, objects: ObjectServer, form: str) -> None:
     content = {"jsonl": as_jsonl, "csv": as_csv, "parquet": as_parquet}[form]()
     manifest = objects.put(f"list.{form}", content)
@@ -161,6 +162,7 @@ async def test_subtitles_go_below_a_folder_of_a_bucket(archive: Stack, objects: 
     assert objects.get("subs/b.mp4.vtt").startswith(b"WEBVTT")
 
 
+@pytest.mark.long
 async def test_an_estimate_is_stratified_by_what_the_listing_says(archive: Stack, objects: ObjectServer) -> None:
     status, facts = await estimated(archive, objects, "s3://films/shown/")
     assert (status, facts["items"], facts["sampled"], facts["without_size"]) == (0, 3, 3, 0)
@@ -189,7 +191,11 @@ async def test_a_listing_tells_strata_and_nothing_is_fetched(
     assert stratified(there).tolist() == stratified(here).tolist() and len(set(stratified(there).tolist())) == 5
 
 
-@pytest.mark.parametrize(("segments", "num_parts"), [((), 0), (SEGMENTED, 2)], ids=["whole", "segments"])
+@pytest.mark.parametrize(
+    ("segments", "num_parts"),
+    [((), 0), pytest.param(SEGMENTED, 2, marks=pytest.mark.long)],
+    ids=["whole", "segments"],
+)
 async def test_results_of_a_bucket_are_made_again_for_an_audit(
     archive: Stack, objects: ObjectServer, tmp_path: Path, segments: tuple[str, ...], num_parts: int
 ) -> None:
@@ -282,6 +288,7 @@ async def test_a_bucket_that_is_none_is_not_found(archive: Stack, objects: Objec
         assert status == 3 and "there is no " in errors and "s3://nowhere/" in errors, errors
 
 
+@pytest.mark.long
 async def test_exports_in_a_bucket_are_searched_cut_and_audited(
     archive: Stack, objects: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +318,7 @@ async def test_exports_in_a_bucket_are_searched_cut_and_audited(
         assert (status, said) == (code, [])
 
 
+@pytest.mark.long
 async def test_hints_may_lie_in_a_bucket(archive: Stack, objects: ObjectServer, world: World, tmp_path: Path) -> None:
     folder = world.folder / "hinted"
     folder.mkdir()
@@ -348,6 +356,7 @@ async def audited(stack: Stack, objects: ObjectServer, batch: str) -> tuple[int,
     return process.returncode or 0, [json.loads(line) for line in said.decode().splitlines()]
 
 
+@pytest.mark.long
 async def test_bad_rows_are_named_before_anything_is_handed_in(archive: Stack, objects: ObjectServer) -> None:
     rows = [b'{"source": "s3://films/shown/a.mp4"}\n', *([b"no JSON\n"] * 12)]
     manifest = objects.put("bad.jsonl", b"".join(rows))

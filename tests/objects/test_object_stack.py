@@ -145,6 +145,7 @@ async def test_a_store_that_hangs_hurts_nobody_else(
     assert (await caption(door, path="film.mp4", **SPARSE)).text
 
 
+@pytest.mark.long
 async def test_an_object_that_changes_while_it_is_read_is_no_mixture(
     door: grpc.aio.Channel, objects: ObjectServer, film: bytes
 ) -> None:

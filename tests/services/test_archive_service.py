@@ -201,7 +201,8 @@ def test_replicas_make_up_for_a_log_that_is_late_and_for_nothing_else() -> None:
     assert Keeping(forgets="it keeps no log").fault(2) == "it keeps no log"
 
 
-@pytest.mark.parametrize("replicas", [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.parametrize("replicas", [0, 1])
+@pytest.mark.long
 async def test_who_leads_after_a_failover_is_asked_as_well(
     replicas: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

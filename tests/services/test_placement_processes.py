@@ -202,6 +202,7 @@ async def test_a_drained_target_takes_nothing_new_and_its_captions_end(placed: P
     await placed.until_known(False, False)
 
 
+@pytest.mark.long
 async def test_a_killed_target_costs_no_caption(placed: Placed) -> None:
     killed = placed.targets[0]
     tasks, counts = await strike_under_load(placed, 0)

@@ -115,7 +115,7 @@ async def test_what_it_takes_is_told(service: Served) -> None:
         (bytes(1_000_001), WHOLE, LimitExceeded, "at most 1000000 bytes"),
         (GOOD, DocumentRequest(pages="7"), InvalidRequest, "pages 1 to 2"),
         (GOOD, DocumentRequest(dpi=5), InvalidRequest, "dpi is 5"),
-        (b"draw hang", WHOLE, LimitExceeded, "page 2 cannot be opened in time"),
+        pytest.param(*(b"draw hang", WHOLE, LimitExceeded, "page 2 cannot be opened in time"), marks=pytest.mark.long),
         (b"open crash", WHOLE, InvalidRequest, "crashed"),
     ],
 )

@@ -15,6 +15,7 @@ from slipstream.session_messages import DraftTokens
 from slipstream.speculation.protocol import ROOT, RestartLine
 from tests.services.model_sessions import some_frames
 from tests.services.test_draft_writer import SHAPES, draft_model, line, running, started
+from tests.support.variants import one_in
 
 NUM_TOKENS = 20
 SAMPLINGS = {
@@ -91,6 +92,7 @@ def check_proposals(chunks: list[DraftTokens], vocab_size: int) -> None:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("how", LINES.values(), ids=LINES)
+@one_in(4, "model", "how", "sampling")
 async def test_what_is_chosen_ahead_is_what_is_chosen_step_by_step(
     model: VideoLM,
     chosen: list[tuple[list[int], list[int]]],

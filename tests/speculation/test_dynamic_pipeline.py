@@ -16,6 +16,7 @@ from slipstream.speculation.trees.confidence import Confident
 from slipstream.speculation.trees.growth import GROWTHS
 from tests.speculation.dynamic_toys import DynamicStage, new_dynamic_stage, tree_costs
 from tests.speculation.toys import Always, Stage, measured_costs, new_stage
+from tests.support.variants import one_in
 
 SHAPES = sorted(GROWTHS)
 VOCAB = 50
@@ -45,6 +46,7 @@ def _stage(order: random.Random, policy: Policy, shape: Shape, max_window: int) 
 
 @pytest.mark.parametrize("agreement", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("seed", range(40))
+@one_in(4, "agreement", "seed")
 def test_an_honest_draft_completes(agreement: float, seed: int) -> None:
     order = random.Random(seed)
     stage = _random_stage(order)
@@ -88,6 +90,7 @@ def test_no_target_waits_behind_an_unlikely_node_for_what_is_written_beside() ->
 
 
 @pytest.mark.parametrize("seed", range(200))
+@one_in(4, "seed")
 def test_the_text_is_the_targets_whatever_happens(seed: int) -> None:
     order = random.Random(seed)
     stage = _random_stage(order)
@@ -141,6 +144,7 @@ class _Twin(DynamicStage):
 
 @pytest.mark.parametrize("policy", [SelfClocked(), Always(0, 3), Always(2, 5)])
 @pytest.mark.parametrize("seed", range(40))
+@one_in(3, "policy", "seed")
 def test_of_width_one_it_acts_token_for_token_as_a_chain(policy: Policy, seed: int) -> None:
     order = random.Random(seed)
     chain = new_stage(

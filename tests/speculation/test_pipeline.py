@@ -10,6 +10,7 @@ from slipstream.speculation.pacing import CostModel, Fixed, Policy, SelfClocked,
 from slipstream.speculation.pipeline import UNDRAFTED_PASSES, DraftPhase, Pipeline
 from slipstream.speculation.protocol import AdvanceLine, Commit, Finish, FinishReason, JudgeWindow, RestartLine, Verdict
 from tests.speculation.toys import Always, Stage, measured_costs, new_stage
+from tests.support.variants import one_in
 
 
 def _random_stage(order: random.Random) -> Stage:
@@ -45,6 +46,7 @@ def _possible(stage: Stage, agreement: float, order: random.Random) -> list[Call
 
 @pytest.mark.parametrize("agreement", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("seed", range(60))
+@one_in(4, "agreement", "seed")
 def test_an_honest_draft_completes_without_a_hold_ever_expiring(agreement: float, seed: int) -> None:
     order = random.Random(seed)
     stage = _random_stage(order)
@@ -74,6 +76,7 @@ def test_the_text_is_the_same_at_one_target_after_the_other(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(300))
+@one_in(4, "seed")
 def test_the_text_is_the_targets_whatever_happens_to_drafts(seed: int) -> None:
     order = random.Random(seed)
     stage = _random_stage(order)

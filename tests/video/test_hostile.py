@@ -26,6 +26,7 @@ from tests.support.media import (
     make_sound,
     read_index,
 )
+from tests.support.variants import some
 
 LIMITS = DecodeLimits()
 CLIP = ClipSpec(even_times_ms(100), codec_options={"g": "12"})
@@ -132,7 +133,7 @@ def test_more_damage_than_allowed_is_refused_and_a_little_is_reported() -> None:
     assert any("damaged packets were skipped" in w for w in sample_video(io.BytesIO(damaged), 60, LIMITS).warnings)
 
 
-@pytest.mark.parametrize("container", ["avi", "mov"])
+@pytest.mark.parametrize("container", some(["avi", "mov"], keep=("mov",)))
 def test_a_pixel_bomb_is_refused_before_it_is_decoded(container: str) -> None:
     data = make_bomb(8192, 8192, container)
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

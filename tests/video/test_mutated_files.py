@@ -115,7 +115,7 @@ def _falsify_length(draw: st.DrawFn, data: bytearray) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "make_sound", "formats", "usual_examples"),
-    [("files", modern_files, "archive", 60), ("old-files", old_files, "all", 40)],
+    [("files", modern_files, "archive", 60), pytest.param("old-files", old_files, "all", 40, marks=pytest.mark.long)],
     ids=["files", "old-files"],
 )
 def test_damaged_files_give_frames_or_a_documented_error(

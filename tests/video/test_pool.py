@@ -26,6 +26,7 @@ from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.pool import DecodePool, FileThreads
 from tests.support.media import ClipSpec, even_times_ms, make_clip
 from tests.support.processes import eventually, file_threads_rest
+from tests.support.variants import one_in
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -93,6 +94,7 @@ async def test_the_frames_are_those_of_decoding_here(pool: DecodePool) -> None:
         (b"answer " + b"x" * 60_000, UnreadableVideo, "broke on this file"),
     ],
 )
+@one_in(2, "order")
 async def test_a_bad_end_is_named_and_the_next_file_served(
     pool: DecodePool, order: bytes, error: type[Exception], message: str
 ) -> None:

@@ -27,6 +27,7 @@ from slipstream.video.ranged_wire import ASKED, GIVEN, MOST_ASKED
 from tests.support.clip_kinds import CLIPS, OLD_CLIPS
 from tests.support.films import make_noise_film
 from tests.support.media import make_clip
+from tests.support.variants import one_in
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -84,6 +85,7 @@ def same(found: SampledVideo, wanted: SampledVideo) -> bool:
 
 
 @pytest.mark.parametrize("name", ALL_CLIPS)
+@one_in(3, "name")
 async def test_the_frames_are_those_of_the_file(pool: DecodePool, name: str) -> None:
     data = make_clip(ALL_CLIPS[name])
     found = await pool.sample(await Bytes(data).film(), 8)

@@ -21,6 +21,7 @@ from slipstream.video.film_windows import NO_FRAME, plan_segments, plan_shots, s
 from slipstream.video.messages import DecodeLimits, Planned, SampledVideo
 from slipstream.video.pool import FileThreads
 from tests.support.films import Film, frame_times, make_film, torn
+from tests.support.variants import one_in
 
 LIMITS = DecodeLimits()
 SEGMENTS, LONG = 8, 16
@@ -221,6 +222,7 @@ async def test_a_film_with_torn_pieces_is_cut_at_the_shots_of_the_others() -> No
 
 
 @pytest.mark.parametrize("bad", [{0}, {1}, {2}, {0, 2}])
+@one_in(3, "bad")
 async def test_a_piece_that_cannot_be_looked_at_is_a_segment_of_its_own(
     bad: Collection[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def test_a_lost_rank(spread: Spread, number: signal.Signals) -> None:
     assert time.monotonic() - struck_at < GONE_S and spread.leader.loss is not None
 
 
+@pytest.mark.long
 def test_a_rank_that_is_lost_while_all_agree(spread: Spread) -> None:
     """Where rank 0 waits for its word, and not for a sum."""
     os.kill(spread.leader._processes[1].pid, signal.SIGKILL)
@@ -52,6 +53,7 @@ def test_a_rank_that_is_lost_while_all_agree(spread: Spread) -> None:
         spread.leader.gather("")
 
 
+@pytest.mark.long
 def test_an_error_of_rank_0_in_a_step(spread: Spread, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait for it in the middle of theirs."""
     state, _ = prefilled(spread.spread)
