@@ -1,8 +1,7 @@
-"""The tests of `inside`, each file in a process of its own that has the device."""
+"""The tests of `inside`, in a process of their own that has the device."""
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -10,14 +9,14 @@ from tests.pretended_gpu.__main__ import FOLDER, environment
 
 OPTIONS = ("-n0", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 """The device imports the engine, and what that needs, before pytest begins."""
-TIMEOUT_S = 250
+TIMEOUT_S = 280
 """Less than a test may take, so that what was said is told."""
 
 
-@pytest.mark.parametrize("file", sorted((FOLDER / "inside").glob("test_*.py")), ids=lambda file: file.stem)
-def test_passes_on_the_device(file: Path) -> None:
+@pytest.mark.parametrize("marks", ["not long", pytest.param("long", marks=pytest.mark.long)])
+def test_passes_on_the_device(marks: str) -> None:
     found = subprocess.run(
-        [sys.executable, "-m", "pytest", *OPTIONS, file],
+        [sys.executable, "-m", "pytest", *OPTIONS, "-m", marks, FOLDER / "inside"],
         env={name: value for name, value in environment().items() if not name.startswith("PYTEST_")}
         | {"OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -13,13 +13,14 @@ from slipstream.speculation.protocol import TokenTree
 from tests.engine.conftest import random_frames
 from tests.engine.test_families import FAMILIES
 from tests.pretended_gpu import queue
+from tests.support.variants import some
 
 FRAMES = random_frames(6, 5, (56, 84))
 OF_UPSTREAM = {"smolvlm": 3}
 """Waits of encoding that upstream's vision tower has of its own."""
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=some(FAMILIES, keep=("qwen2_5_vl", "qwen3_vl_moe", "smolvlm")))
 def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[VideoLM, PromptPlan, int]:
     """A model, a prompt, and how often encoding waits."""
     path = tmp_path_factory.mktemp("model")
