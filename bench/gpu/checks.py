@@ -23,7 +23,6 @@ import torch
 from bench.common import NO_TIME, ROOT, machine_facts, make_parser, say
 from bench.output import finish, kept_document
 from bench.tables import print_rows
-from slipstream.engine.loading import open_device
 from slipstream.errors import ModelNotUsable
 
 RANDOM = "Weights are random: times and memory are those of the real geometries; texts and acceptance are nobody's."
@@ -153,6 +152,8 @@ def parse_device(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
         return given
     if not torch.cuda.is_available():
         parser.error(NO_CUDA)
+    from slipstream.engine.loading import open_device  # seconds of imports, which `gpu-check` itself does without
+
     try:
         given.device = open_device(str(given.device))
     except ModelNotUsable as error:

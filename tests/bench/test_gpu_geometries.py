@@ -152,7 +152,7 @@ def test_what_does_not_work_here_is_told_and_ends_nothing(model: RandomModel) ->
         ("Qwen2.5-VL-3B", {"static_passes"}),
     ],
 )
-@one_in(4, "name")
+@one_in(3, "name")
 def test_what_a_model_is_for_decides_what_is_measured(
     name: str, parts: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -186,7 +186,6 @@ async def test_another_target_of_the_same_model_confirms_and_finds_what_was_alte
     assert [batch.metadata for batch in replays] == [{"purpose": "audit"}] * 2, "made there, not here"
 
 
-@pytest.mark.long
 async def test_a_target_of_another_model_confirms_nothing(archived: Archived, world: World, tmp_path: Path) -> None:
     async with elsewhere(archived, world.pair.draft, tmp_path) as address:
         asked = ("mine", "--share", "100%", "--replay-gateway", address, "--json")

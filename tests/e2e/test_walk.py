@@ -14,9 +14,9 @@ device without a wait, apart from engine and sampling, what is damaged of a clip
 time limits of messages, apart from the guards, and the pulls of guidance, which end. Then the times of packets, apart
 from containers, the clock of recordings that were joined, and how a picture stands. Then who writes a small draft's
 rows, their compiled code, and the runner apart from its layers. Then what a pass costs all whom it serves."""
-MOST_FOR_A_ROUND = 30 + 12
+MOST_FOR_A_ROUND = 30 + 13
 """Of those before the last four sentences the last five again, the draft's session, time limits of messages, what
-writes rows, and what a pass costs all."""
+writes rows, what a pass costs all, and what is uploaded to a device."""
 MOST_MORE_FOR_A_JOB = 17 + 8
 """17 at the renovation; then `model_runs`, `redis_rows` and `redis_store` were split off files that had grown. A job
 may name an object, its text is marked, which is counted, its commit goes to the queue with others, a line of output

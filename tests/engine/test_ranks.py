@@ -58,7 +58,6 @@ def test_a_family_without_a_plan_of_upstreams_is_shared_out(tmp_path: Path) -> N
         found.leader.close()
 
 
-@pytest.mark.long
 def test_layers_that_are_not_shared_out_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "_OWN_PLANS", {})
     with pytest.raises(ModelNotUsable, match="does not share the layers of 'qwen3_vl' out"):

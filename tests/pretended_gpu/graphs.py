@@ -31,8 +31,8 @@ def end_allocating(device: Any, pool: Any) -> None:
 
 
 def _begin_allocating(pool: Any) -> None:
-    """As torch's allocator: it takes memory for lost when the last graph that was recorded in it is gone and some of it
-    is in use, and up to 2.11 a recording that failed has not ended."""
+    """As torch's allocator at its worst: it takes memory for lost when the last graph that was recorded in it is gone,
+    where some of it cannot be returned yet, and up to 2.11 a recording that failed has not ended."""
     if pool in _recorded_into:
         raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
     if pool in _of_pool and not _of_pool[pool]:
@@ -138,8 +138,7 @@ class CUDAGraph:
 
     def replay(self) -> None:
         queue.check_not_lost()
-        if queue.recording() is not None:
-            raise RuntimeError("CUDA error: operation not permitted when stream is capturing (replay)")
+        queue.refuse_while_recording("replay")
         queue.CALLS["replay"] += 1
         with torch.inference_mode():
             for tensor in self._takes:
@@ -176,7 +175,7 @@ class graph:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """As torch's: where what was recorded is not permitted, the stream is not left."""
-        failed = "when stream is capturing" in str(error)
+        failed = queue.broken()
         self._graph.capture_end(failed)
         if failed:
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture")

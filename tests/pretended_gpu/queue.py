@@ -28,7 +28,19 @@ def recording() -> Any:
 
 
 def record(found: Any) -> None:
-    _thread.recording = found
+    _thread.recording, _thread.broken = found, False
+
+
+def refuse_while_recording(what: str) -> None:
+    """What is not permitted then breaks the recording, also where its error is heard by nobody."""
+    if recording() is not None:
+        _thread.broken = True
+        raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({what})")
+
+
+def broken() -> bool:
+    """Whether this thread has asked for something else than what can be recorded."""
+    return bool(_thread.broken)
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
@@ -78,8 +90,7 @@ def wait(why: str) -> None:
     """Until the device has done all that it was given."""
     global _num_waits
     check_not_lost()
-    if recording() is not None:
-        raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({why})")
+    refuse_while_recording(why)
     with _lock, torch.inference_mode():
         CALLS[f"wait {why}"] += 1
         _num_waits += 1
@@ -124,8 +135,7 @@ _pinned: dict[int, torch.UntypedStorage] = {}
 
 def pin(tensor: Tensor) -> Tensor:
     """Its own memory is pinned from now on, as long as somebody has it."""
-    if recording() is not None:
-        raise RuntimeError("CUDA error: operation not permitted when stream is capturing (pin)")
+    refuse_while_recording("pin")
     with _lock:
         for place, storage in list(_pinned.items()):
             if torch._C._storage_Use_Count(storage._cdata) == 1:

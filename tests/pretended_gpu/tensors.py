@@ -103,14 +103,14 @@ def on_device(func: Callable[..., Any], name: str, args: Any, kwargs: Any) -> An
         raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
     of_host = [each for each in tensors if not isinstance(each, GpuTensor)]
     foreign = [each for each in of_host if each.dim()]
-    if (foreign and name not in _MIX) or (of_host and name in _TAKES_NO_NUMBERS) or _indexes_across(name, args):
+    if (foreign and name not in _MIX) or (of_host and name in _TAKES_NO_NUMBERS) or _indexes_across(name, args, kwargs):
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
             f" (when calling {name})"
         )
     if name in ("copy_", "_copy_from", "to", "_to_copy", "cpu", "cuda"):
         return _moved(func, name, args, kwargs)
-    if name in _READS or foreign or (name in _INDEXING and _index_waits(args)) or _repeats_by_tensor(name, args):
+    if name in _READS or foreign or _index_waits(name, args, kwargs) or _repeats_unseen(name, args, kwargs):
         queue.wait(name)
     elif name.startswith("empty") or name == "new_empty":
         return queue.spoilt(wrap(func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))))
@@ -119,38 +119,52 @@ def on_device(func: Callable[..., Any], name: str, args: Any, kwargs: Any) -> An
     return out if to_cpu else tree_map(wrap, out)
 
 
-def _index_waits(args: Any) -> bool:
-    """Whether an index is of the host, which is copied there first, or a mask, whose rows are counted."""
-    return bool(_lists(args[1])) or any(
-        isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8) for each in tree_leaves(args[1])
-    )
+def _index(args: Any, kwargs: Any) -> Any:
+    return args[1] if len(args) > 1 else kwargs["indices"]
+
+
+def _index_waits(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether an index is of the host, which is copied there first, a mask, whose rows are counted, or a number of the
+    device, by which a view is made."""
+    if name not in _INDEXING:
+        return False
+    index = _index(args, kwargs)
+    there = [each for each in tree_leaves(index) if isinstance(each, GpuTensor)]
+    return bool(_lists(index)) or any(not each.dim() or each.dtype in (torch.bool, torch.uint8) for each in there)
 
 
 def _lists(index: Any) -> list[Any]:
-    """The indices of an index that are sequences of numbers, as which torch takes no tuple."""
+    """The indices of an index that are sequences of numbers. A tuple is one only within another."""
     of_dims = index if isinstance(index, tuple) else (index,)
-    return [each for each in of_dims if isinstance(each, (list, np.ndarray)) and not any(map(_is_tensor, each))]
+    return [
+        each
+        for each in of_dims
+        if isinstance(each, np.ndarray | range | tuple) or (isinstance(each, list) and not any(map(_is_tensor, each)))
+    ]
 
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def _indexes_across(name: str, args: Any) -> bool:
+def _indexes_across(name: str, args: Any, kwargs: Any) -> bool:
     """Whether the device would have to index memory of the host, or to put numbers of the host one by one."""
     if name not in _INDEXING:
         return False
-    indices = [each for each in tree_leaves(args[1]) if isinstance(each, Tensor) and each.dim()]
+    index = _index(args, kwargs)
+    indices = [each for each in tree_leaves(index) if isinstance(each, Tensor) and each.dim()]
     if not isinstance(args[0], GpuTensor):
         return any(isinstance(each, GpuTensor) for each in indices)
-    values = args[2] if len(args) > 2 else None
+    values = args[2] if len(args) > 2 else kwargs.get("values")
     puts = isinstance(values, Tensor) and not isinstance(values, GpuTensor) and values.dim() > 0
-    return puts and bool(indices or _lists(args[1]))
+    return puts and bool(indices or _lists(index))
 
 
-def _repeats_by_tensor(name: str, args: Any) -> bool:
+def _repeats_unseen(name: str, args: Any, kwargs: Any) -> bool:
     """`repeat_interleave` whose result's length is the device's to say."""
-    return name == "repeat_interleave" and isinstance(args[-1], Tensor)
+    if name != "repeat_interleave" or kwargs.get("output_size") is not None:
+        return False
+    return isinstance(args[1] if len(args) > 1 else kwargs.get("repeats", args[0]), Tensor)
 
 
 def _computed(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -20,8 +20,8 @@ def one_in(number: int, *parameters: str) -> pytest.MarkDecorator:
     """Keeps one of so many combinations: those whose places, each among its parameter's values, add up to a multiple.
 
     Where `number` is the length of one of two lists, each value of the other one stays once; of a single list every
-    so manieth stays. A parameter may be a fixture's; of several that are given together one is named, whose values all
-    differ.
+    `number`-th stays. A parameter may be a fixture's; of several that are given together one is named, whose values all
+    differ. Places are counted among what is collected, so a variant that is asked for by its id runs without `-m`.
     """
     return pytest.mark.one_in(number, parameters)
 

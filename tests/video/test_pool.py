@@ -86,11 +86,11 @@ async def test_the_frames_are_those_of_decoding_here(pool: DecodePool) -> None:
         (b"crash SIGSEGV", UnreadableVideo, r"crashed on this file \(SIGSEGV\)"),
         (b"crash SIGABRT", UnreadableVideo, r"crashed on this file \(SIGABRT\)"),
         (b"crash SIGKILL", UnreadableVideo, "killed twice on this file"),
-        (b"crash SIGXCPU", LimitExceeded, "longer than 20 s"),
         (b"exit", UnreadableVideo, r"crashed on this file \(exit status 3\)"),
+        (b"crash SIGXCPU", LimitExceeded, "longer than 20 s"),
+        (b"answer not json", UnreadableVideo, "broke on this file"),
         (b"eat", UnreadableVideo, r"crashed on this file \(exit status 1\)"),
         (b"flood", UnreadableVideo, "broke on this file"),
-        (b"answer not json", UnreadableVideo, "broke on this file"),
         (b"answer " + b"x" * 60_000, UnreadableVideo, "broke on this file"),
     ],
 )

@@ -1,7 +1,7 @@
 """A pass of one fixed shape: on CUDA recorded once and replayed as one graph, elsewhere run as it is."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
@@ -46,6 +46,8 @@ class Recorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._keeper: torch.cuda.CUDAGraph | None = None
+        self._failed: list[torch.cuda.CUDAGraph] = []
+        """Which torch's allocators may ask for ever whose memory a tensor is."""
 
     def record(
         self, compute: Callable[[], None], together: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -63,15 +65,13 @@ class Recorder:
             if self._keeper is None:
                 self._begin()
             self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream), together():
-                for _ in range(_WARM_UPS):
-                    compute()
-            torch.cuda.current_stream().wait_stream(self._stream)
             try:
-                return self._captured(compute).replay
-            except Exception:
-                self._end()
-                raise
+                with torch.cuda.stream(self._stream), together():
+                    for _ in range(_WARM_UPS):
+                        compute()
+            finally:
+                torch.cuda.current_stream().wait_stream(self._stream)
+            return self._captured(compute).replay
 
     def _begin(self) -> None:
         """In memory of its own. Torch takes memory for lost when all that was captured in it is gone, and then captures
@@ -82,17 +82,27 @@ class Recorder:
 
     def _captured(self, compute: Callable[[], Any]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        # Other threads copy guidance to the host meanwhile, which is none of this recording's business.
-        with torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
-            compute()
+        try:
+            # Other threads copy guidance to the host meanwhile, which is none of this recording's business.
+            with torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
+                compute()
+        except Exception:
+            if self._goes_on():
+                self._failed.append(graph)
+                self._keeper = None  # the next recording begins anew
+            raise
         return graph
 
-    def _end(self) -> None:
-        """Behind a capture that failed; the next one begins anew. Up to torch 2.11 the allocator is left as if it went
-        on, and would ask a graph that is gone whose memory each tensor is."""
-        self._keeper = None
-        with suppress(RuntimeError):  # where it has ended
+    def _goes_on(self) -> bool:
+        """Whether the allocator takes a capture that has failed for going on, as it does up to torch 2.11; it is told
+        otherwise."""
+        try:
             torch._C._cuda_endAllocateToPool(self._device.index or 0, self._memory)
+        except AttributeError:  # before torch 2.8
+            return True
+        except RuntimeError:
+            return False
+        return True
 
 
 RunLayers = Callable[[Tensor, Tensor, Attend], Tensor]

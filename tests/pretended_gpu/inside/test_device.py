@@ -1,5 +1,6 @@
 """The device is as strict as one of CUDA's where a test on a CPU sees nothing."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -55,10 +56,10 @@ def test_places_do_not_mix() -> None:
 
 def test_the_host_numbers_rows_before_the_device_takes_them() -> None:
     there, here, rows = torch.zeros(3, 3, device=GPU), torch.zeros(3, 3), torch.tensor([0, 2], device=GPU)
-    for index in ([0, 2], ([0, 1], [1, 2]), (slice(None), [0]), np.array([1, 2])):
+    for index in ([0, 2], ([0, 1], [1, 2]), (slice(None), [0]), np.array([1, 2]), np.array(1), range(2), rows[0]):
         queue.CALLS.clear()
         assert there[index] is not None and queue.waits() == 1
-    for index in (1, slice(2), (slice(None), 1), rows, (rows, rows)):
+    for index in (1, slice(2), (slice(None), 1), rows, (rows, rows), torch.tensor(1)):
         queue.CALLS.clear()
         assert there[index] is not None and not queue.waits()
     for compute in (
@@ -167,6 +168,29 @@ def test_a_graph_takes_what_earlier_ones_of_its_memory_have_left() -> None:
     assert inside.isnan().all(), "nobody has it"
 
 
+def test_a_wait_that_nobody_hears_of_breaks_a_recording() -> None:
+    there = torch.ones(2, device=GPU)
+
+    def compute() -> None:
+        with contextlib.suppress(RuntimeError):
+            there.tolist()
+
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        recorded(compute)
+
+
+def test_repeats_that_the_host_knows_are_no_wait() -> None:
+    there, times = torch.ones(2, 3, device=GPU), torch.tensor([1, 2], device=GPU)
+    for repeat, num_waits in (
+        (lambda: there.repeat_interleave(2, dim=0), 0),
+        (lambda: there.repeat_interleave(repeats=2, dim=1), 0),
+        (lambda: torch.repeat_interleave(there, times, 0), 1),
+        (lambda: torch.repeat_interleave(there, times, 0, output_size=3), 0),
+    ):
+        queue.CALLS.clear()
+        assert len(repeat()) > 1 and queue.waits() == num_waits
+
+
 def test_memory_whose_last_graph_is_gone_is_lost() -> None:
     given, pool = torch.ones(2, device=GPU), torch.cuda.graph_pool_handle()
     first = recorded(lambda: given * 2, pool)
@@ -189,22 +213,32 @@ def test_memory_of_a_recording_that_failed_is_recorded_in_until_somebody_ends_th
 
 def test_a_recorder_goes_on_after_what_cannot_be_recorded() -> None:
     recorder, counted = Recorder(GPU), torch.zeros(2, device=GPU)
-    add = recorder.record(lambda: counted.add_(1))
-    counted.zero_()
+    add = recorder.record(lambda: counted.add_(1))  # type: ignore[arg-type, return-value]
     for fails in (lambda: counted.add_(counted[[0]]), lambda: counted.add_(upload(torch.ones(2), GPU))):
         with pytest.raises(RuntimeError, match="previous error during capture") as raised:
             recorder.record(fails)
         assert not is_device_lost(raised.value) and torch.cuda.current_stream() == torch.cuda.default_stream()
-    with pytest.raises(KeyError):
-        recorder.record(lambda: counted.add_({}[0]))
-    counted.zero_()
-    double = recorder.record(lambda: counted.mul_(2))
+    double = recorder.record(lambda: counted.mul_(2))  # type: ignore[arg-type, return-value]
     counted.zero_()
     add()
     double()
     del add, double
-    recorder.record(lambda: counted.mul_(3))()
+    recorder.record(lambda: counted.mul_(3))()  # type: ignore[arg-type, return-value]
     assert counted.tolist() == [54, 54], "1, doubled, and tripled twice before it was recorded"
+
+
+def test_a_recorder_stays_in_its_memory_where_the_host_fails() -> None:
+    recorder, memory = Recorder(GPU), []
+
+    def compute() -> None:
+        if queue.recording() is not None:
+            memory.append(recorder._memory)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    for _ in range(3):
+        with pytest.raises(torch.OutOfMemoryError):
+            recorder.record(compute)
+    assert memory == [memory[0]] * 3
 
 
 def test_a_failed_assert_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
