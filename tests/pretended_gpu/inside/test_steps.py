@@ -73,7 +73,7 @@ def twins(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @given(st.data())
 @settings(
-    max_examples=10,
+    max_examples=15,
     derandomize=True,
     deadline=None,
     phases=(Phase.generate,),
