@@ -38,8 +38,8 @@ _MAX_ROWS = 64
 _MAX_MASKED = 512
 """Query rows of which `SdpaKernel` makes one mask."""
 _UNPLANNED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
-"""What decoding takes of SDPA on CUDA. cuDNN's, the one left out, makes a plan on the host for each number of keys, of
-which every pass has another."""
+"""What is taken of SDPA on CUDA. cuDNN's, the one left out, makes a plan on the host for each number of keys, of which
+every pass and every prompt has another; torch would take it first on some GPUs."""
 
 
 class Kernel(Protocol):
@@ -82,7 +82,7 @@ class SdpaKernel:
             return self._attend_in_blocks(query, keys, values, segment, scale)
         folded = query.reshape(1, kv_heads, -1, head_dim)
         mask = segment.folded_mask(heads // kv_heads) if segment.is_masked else None
-        return _attended(folded, keys[None], values[None], mask, scale).view(heads, num_rows, head_dim)
+        return attend_unplanned(folded, keys[None], values[None], mask, scale).view(heads, num_rows, head_dim)
 
     @staticmethod
     def _attend_in_blocks(query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
@@ -94,26 +94,34 @@ class SdpaKernel:
             block = grouped[:, :, first : first + _MAX_MASKED]
             mask = segment.mask_of(slice(first, first + _MAX_MASKED), grouped.shape[1])
             folded = block.reshape(1, kv_heads, -1, head_dim)
-            attended = _attended(folded, keys[None], values[None], mask, scale)
+            attended = attend_unplanned(folded, keys[None], values[None], mask, scale)
             output[:, :, first : first + _MAX_MASKED] = attended.view(block.shape)
         return output.view(query.shape)
 
     def attend_causal(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        return scaled_dot_product_attention(
-            query[None].contiguous(),
-            keys[None].contiguous(),
-            values[None].contiguous(),
-            is_causal=True,
-            scale=scale,
-            enable_gqa=query.shape[0] != keys.shape[0],
-        )[0]
+        if len(query) != len(keys) and not heads_share_keys(query.device, query.dtype):
+            keys, values = (each.repeat_interleave(len(query) // len(each), 0) for each in (keys, values))
+        whole = query[None].contiguous(), keys[None].contiguous(), values[None].contiguous()
+        return attend_unplanned(*whole, None, scale, is_causal=True, enable_gqa=len(query) != len(keys))[0]
 
 
-def _attended(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def heads_share_keys(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether SDPA over a whole prompt takes grouped heads as they are. On CUDA flash attention does, in 16 bits; what
+    bounds its memory otherwise wants as many key heads as query heads, and torch would make the matrix of all scores,
+    16 GB for 16,000 tokens."""
+    if device.type != "cuda":
+        return True
+    return dtype in (torch.float16, torch.bfloat16) and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def attend_unplanned(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, **options: bool
+) -> Tensor:
+    """SDPA that makes no plans on the host."""
     if not query.is_cuda:
-        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, **options)
     with sdpa_kernel([*_UNPLANNED]):
-        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, **options)
 
 
 class MatmulKernel(SdpaKernel):

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from slipstream.engine.attention import Attend, Kernel, attend_segments
+from slipstream.engine.attention import Attend, Kernel, attend_segments, heads_share_keys
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.row_chunks import in_chunks, prefill_bytes, whole_rows
 from slipstream.engine.segments import Additions, Observer, Rows, kept_rows, pack, take
@@ -162,7 +162,9 @@ class Runner:
 
     def prefill_bytes(self, num_tokens: int) -> int:
         """Bytes that the pass over a prompt of so many tokens needs at its peak, keys and values apart."""
-        return prefill_bytes(self.decoder.config, self.decoder.embed_tokens.weight.element_size(), num_tokens)
+        weight = self.decoder.embed_tokens.weight
+        share_keys = heads_share_keys(weight.device, weight.dtype)
+        return prefill_bytes(self.decoder.config, weight.element_size(), num_tokens, share_keys=share_keys)
 
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache for one session, with room for `capacity` tokens."""

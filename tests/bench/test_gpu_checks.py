@@ -326,7 +326,14 @@ def test_a_graph_that_cannot_be_had_is_a_failure(run: Any, monkeypatch: pytest.M
 def test_calls_are_counted_by_name() -> None:
     numbers = torch.ones(3)
     calls = passes.count_calls(lambda: numbers.exp().sin(), CPU)
-    assert calls == {"launches": 0, "waits": 0, "kernels": 0, "operations": 2}
+    assert calls == {"launches": None, "waits": None, "kernels": None, "operations": 2}
+
+
+def test_a_profiler_that_sees_no_gpu_counts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.warns(UserWarning, match="CUDA"):
+        calls = passes.count_calls(torch.ones(3).exp, torch.device("cuda"))
+    assert (calls["launches"], calls["waits"], calls["kernels"]) == (None, None, None)
+    assert "CUPTI" in "".join(capsys.readouterr())
 
 
 def test_kernels(run: Any) -> None:

@@ -86,8 +86,10 @@ class OnCuda(Tensor):
     is_cuda = True
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_decoding_on_cuda_leaves_out_what_plans_for_each_length(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("past", "num_rows"), [(9, 1), (9, 3), (0, 5)], ids=["a row", "a window", "a prompt"])
+def test_what_plans_for_each_length_is_left_out_on_cuda(
+    past: int, num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A CPU has nothing set, and computes the same."""
     asked, attend = list[tuple[bool, ...]](), attention.scaled_dot_product_attention
     ways = ("cudnn", "flash", "mem_efficient", "math")
@@ -97,13 +99,18 @@ def test_decoding_on_cuda_leaves_out_what_plans_for_each_length(masked: bool, mo
         return attend(query.as_subclass(Tensor), *others, **options)
 
     monkeypatch.setattr(attention, "scaled_dot_product_attention", counted)
-    kernel, num_rows = SdpaKernel(), 3 if masked else 1
-    query, (keys, values) = torch.randn(4, num_rows, HEAD_DIM), torch.randn(2, 2, 9 + num_rows, HEAD_DIM)
+    kernel = SdpaKernel()
+    query, (keys, values) = torch.randn(4, num_rows, HEAD_DIM), torch.randn(2, 2, past + num_rows, HEAD_DIM)
     cache = KVCache(1, capacity=12, key_layout=kernel.key_layout, value_layout=kernel.value_layout)
-    segment = Segment(0, num_rows, cache, 9, query.device, query.dtype)
-    here = kernel.attend(query, keys, values, segment, SCALE)
-    there = kernel.attend(query.as_subclass(OnCuda), keys, values, segment, SCALE)
-    kernel.attend(query, keys, values, segment, SCALE)
+    segment = Segment(0, num_rows, cache, past, query.device, query.dtype)
+
+    def attended(query: Tensor) -> Tensor:
+        if past:
+            return kernel.attend(query, keys, values, segment, SCALE)
+        return kernel.attend_causal(query, keys, values, SCALE)
+
+    here, there = attended(query), attended(query.as_subclass(OnCuda))
+    attended(query)
     assert torch.equal(here, there.as_subclass(Tensor))
     usual = tuple(getattr(torch.backends.cuda, f"{way}_sdp_enabled")() for way in ways)
     assert asked == [usual, (False, True, True, True), usual]
@@ -112,7 +119,39 @@ def test_decoding_on_cuda_leaves_out_what_plans_for_each_length(masked: bool, mo
         raise AssertionError("a CPU has no choice to make")
 
     monkeypatch.setattr(attention, "sdpa_kernel", refused)
-    kernel.attend(query, keys, values, segment, SCALE)
+    attended(query)
+
+
+def test_a_prompt_has_a_key_for_each_query_where_only_then_no_scores_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's attention in little memory takes no grouped heads, and what does keeps the matrix of all scores."""
+    asked, attend = list[tuple[int, bool]](), attention.scaled_dot_product_attention
+
+    def counted(query: Tensor, keys: Tensor, *others: Any, **options: Any) -> Tensor:
+        asked.append((keys.shape[1], options["enable_gqa"]))
+        return attend(query, keys, *others, **options)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", counted)
+    query, (keys, values) = torch.randn(4, 5, HEAD_DIM), torch.randn(2, 2, 5, HEAD_DIM)
+    shared = SdpaKernel().attend_causal(query, keys, values, SCALE)
+    monkeypatch.setattr(attention, "heads_share_keys", lambda device, dtype: False)
+    torch.testing.assert_close(SdpaKernel().attend_causal(query, keys, values, SCALE), shared)
+    assert asked == [(2, True), (4, False)]
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "capability", "expected"),
+    [
+        ("cpu", torch.float32, None, True),
+        ("cuda", torch.float32, (9, 0), False),
+        ("cuda", torch.bfloat16, (8, 0), True),
+        ("cuda", torch.float16, (7, 5), False),
+    ],
+)
+def test_heads_share_keys_where_flash_attention_runs(
+    device: str, dtype: torch.dtype, capability: Any, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert attention.heads_share_keys(torch.device(device), dtype) is expected
 
 
 def test_the_function_is_registered_with_transformers() -> None:

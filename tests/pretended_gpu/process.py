@@ -86,6 +86,9 @@ def _copying(function: Any) -> Any:
 def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
     if isinstance(self, GpuTensor):
         raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
+    if any(size > 1 and not stride for size, stride in zip(self.shape, self.stride(), strict=True)):
+        # aten/src/ATen/native/Memory.cpp: what is pinned has the same strides, and is then copied to
+        raise RuntimeError("more than one element of the written-to tensor refers to a single memory location")
     return self if queue.is_pinned(self) else queue.pin(self.clone())
 
 

@@ -1,9 +1,15 @@
-"""Fails when the committed protobuf code is not what the .proto files generate: `make gen` mends it."""
+"""Fails when the committed protobuf code is not what the .proto files generate, which `make gen` mends, or when
+`pyproject.toml` takes packages that are too old for it."""
 
+import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,6 +32,31 @@ def _committed(path: Path) -> bytes:
     return file.read_bytes() if file.exists() else b""
 
 
+def too_old() -> list[str]:
+    """What this project is installed with, though the generated code refuses the oldest release that would do."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = {each.name: each.specifier for each in map(Requirement, project["dependencies"])}
+    return [
+        f"{package} {specifier}, but {needed} is needed"
+        for package, needed in _needed().items()
+        for specifier in asked[package]
+        if specifier.operator == ">=" and Version(specifier.version) < needed
+    ]
+
+
+def _needed() -> dict[str, Version]:
+    """Oldest runtimes that the generated code takes."""
+    generated = ROOT / "slipstream" / "rpc" / "v1"
+    services = [path.read_text() for path in generated.glob("*_pb2_grpc.py")]
+    messages = [path.read_text() for path in generated.glob("*_pb2.py")]
+    return {
+        "grpcio": max(Version(version) for text in services for version in re.findall(r"VERSION = '([\d.]+)'", text)),
+        "protobuf": max(Version(version) for text in messages for version in re.findall(r"Version: ([\d.]+)", text)),
+    }
+
+
 if __name__ == "__main__":
+    if packages := too_old():
+        sys.exit(f"pyproject.toml takes {'; '.join(packages)}")
     if stale := stale_files():
         sys.exit(f"generated code is not current: {', '.join(stale)}; run `make gen`")

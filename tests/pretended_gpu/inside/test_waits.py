@@ -52,6 +52,12 @@ def test_prompts_wait_once(asked: tuple[VideoLM, PromptPlan, int], pruned: bool,
     assert waits_of(lambda: model.start_prefill(plan, embeddings, keep=keep, observer=observer).finish()) == 1
 
 
+def test_a_prompt_without_a_video_waits_once(asked: tuple[VideoLM, PromptPlan, int]) -> None:
+    model, _, _ = asked
+    plan = model.plan_text("What is it?")
+    assert waits_of(lambda: model.start_text(plan).finish()) == 1
+
+
 def test_rows_that_are_left_out_cost_no_wait(asked: tuple[VideoLM, PromptPlan, int]) -> None:
     model, plan, _ = asked
     prefill = model.start_prefill(plan, model.encode_frames(FRAMES))
