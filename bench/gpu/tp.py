@@ -32,8 +32,9 @@ from bench.gpu.random_model import GEOMETRIES, Geometry, RandomModel, chain, mak
 from slipstream.engine.forward import DecodeState
 from slipstream.engine.kernels import get_kernel
 from slipstream.engine.parallel.follower import Follower
+from slipstream.engine.parallel.member import join
 from slipstream.engine.parallel.mirror import Director, MirroredRunner
-from slipstream.engine.parallel.ranks import Group, RankOrder, join, lead, rank_here
+from slipstream.engine.parallel.ranks import Group, RankOrder, lead, rank_here
 from slipstream.engine.parallel.shards import GatheredLinear, SummedLinear, check_split
 from slipstream.engine.parallel.steps import MirroredSteps
 from slipstream.engine.startup import MAX_DIFFERENCE

@@ -2,22 +2,27 @@
 
 import contextlib
 import json
+import os
+import queue
 import socket
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch.distributed import HashStore, TCPStore
 
 from slipstream.engine import load_model, startup
-from slipstream.engine.parallel import links, ranks
+from slipstream.engine.parallel import follower, links, patience, ranks
+from slipstream.engine.parallel.follower import Follower
 from slipstream.engine.parallel.links import Link, LinkLost, connect
-from slipstream.engine.parallel.ranks import Leader, RankOrder, join
+from slipstream.engine.parallel.member import join
+from slipstream.engine.parallel.patience import Patience
+from slipstream.engine.parallel.ranks import Leader, RankOrder
 from slipstream.engine.parallel.shards import check_split
 from slipstream.engine.startup import ModelServiceConfig, load_together, rank_order
 from slipstream.errors import DeviceLost, InvalidConfig, ModelNotUsable
@@ -152,11 +157,10 @@ def test_ranks_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
         Leader(3, HashStore(), lambda error: None).meet("127.0.0.1")
 
 
-def test_a_frozen_side_is_lost_and_a_dead_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "SILENCE_S", 0.2)
+def test_a_frozen_side_is_lost_and_a_dead_one_at_once() -> None:
     mine, theirs = socket.socketpair()
     link = Link(mine)
-    link.expect_signs()
+    link.expect_signs(0.2)
     with pytest.raises(LinkLost, match=r"silent for 0\.2 s"):
         link.receive()
     theirs.close()
@@ -169,9 +173,8 @@ def test_a_frozen_side_is_lost_and_a_dead_one_at_once(monkeypatch: pytest.Monkey
 
 def test_records_and_signs_share_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "SIGN_S", 0.01)
-    monkeypatch.setattr(links, "SILENCE_S", 0.5)
     mine, theirs = (Link(end) for end in socket.socketpair())
-    theirs.expect_signs()
+    theirs.expect_signs(0.5)
     heard: list[dict[str, Any]] = []
     sending = threading.Thread(target=lambda: [mine.send({"n": n, "x": "y" * 5000}) for n in range(200)])
     sending.start()
@@ -265,6 +268,47 @@ def test_ranks_that_reach_rank_0_but_not_each_other(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ModelNotUsable, match="rank 1 of 2: it has ended; all ranks reached"):
         leader.connect(torch.device("cpu"))
     leader.close()
+
+
+def test_ranks_that_do_not_end_to_look_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As over NCCL, where that has no limit; here gloo's comes after ours."""
+    monkeypatch.setattr(patience, "CHECK_S", 0.02)
+    monkeypatch.setattr(ranks, "JOIN_S", 0.1)
+    monkeypatch.setitem(ranks.COLLECTIVE_S, "gloo", 1.5)
+    lost: queue.SimpleQueue[DeviceLost] = queue.SimpleQueue()
+    leader = Leader(2, HashStore(), lost.put)
+    leader.met_at = ("127.0.0.1", 7)
+    with pytest.raises(ModelNotUsable):
+        leader.connect(torch.device("cpu"))
+    assert "rank 0 of 2 does not reach the others over gloo; name the network" in str(lost.get_nowait())
+    leader.close()
+
+
+def test_nccl_ends_the_process_and_not_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torchrun` asks for the other."""
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    for name in ranks._ON_NCCL:
+        monkeypatch.setenv(name, "as it was")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    leader = Leader(2, HashStore(), lambda error: None)
+    with pytest.raises(ModelNotUsable, match="NCCL_SOCKET_IFNAME"):  # this build has none
+        leader.connect(torch.device("cuda"))
+    assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
+    assert {name: os.environ[name] for name in ranks._ON_NCCL} == ranks._ON_NCCL
+    leader.close()
+
+
+@pytest.mark.parametrize("op", ["run_step", "write_ahead"])
+def test_a_follower_does_not_wait_for_a_recorded_step_for_ever(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "CHECK_S", 0.02)
+    monkeypatch.setattr(follower, "finish_work", lambda device: None)
+    given_up, hangs = queue.SimpleQueue[str](), SimpleNamespace()
+    hangs.run = hangs.write_ahead = lambda *_: given_up.get(timeout=60)
+    member = SimpleNamespace(rank=1, size=2, computing=lambda: Patience(given_up.put).within(0.05, "a step"))
+    rank = Follower(cast(Any, SimpleNamespace(pool=None)), torch.device("cuda"), cast(Any, member))
+    monkeypatch.setattr(rank, "_step", lambda record: hangs)
+    rank.do({"op": op, "entries": (), "num_tokens": 2})
 
 
 @pytest.mark.long

@@ -22,8 +22,9 @@ from slipstream.engine.forward import ForwardPass, Runner
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.loading import load_model
 from slipstream.engine.parallel.links import LinkLost
+from slipstream.engine.parallel.member import Member, join
 from slipstream.engine.parallel.mirror import join_heads, own_heads
-from slipstream.engine.parallel.ranks import Member, RankOrder, join
+from slipstream.engine.parallel.ranks import RankOrder
 from slipstream.engine.parallel.steps import MemberAccord
 from slipstream.engine.segments import Additions, Rows
 from slipstream.engine.static.pool import PooledCache
@@ -47,6 +48,7 @@ class Follower:
         self._runner = runner
         self._device = device
         self._rank, self._size = member.rank, member.size
+        self._computing = member.computing if device.type == "cuda" else contextlib.nullcontext
         self._accord = MemberAccord(member)
         self._caches: dict[int, KVCache] = {}
         self._passes: dict[int, ForwardPass] = {}
@@ -133,14 +135,16 @@ class Follower:
 
     def _run_step(self, record: Record) -> None:
         step, entries = self._step(record), [self._entry(told) for told in record["entries"]]
-        step.run(entries)
-        finish_work(self._device)  # so that what fails does so at its own record
+        with self._computing():
+            step.run(entries)
+            finish_work(self._device)  # so that what fails does so at its own record
         for told in record["entries"]:
             self._caches[told["cache"]].advance(len(told["token_ids"]))
 
     def _write_ahead(self, record: Record) -> None:
         step, entries = self._step(record), [self._entry(told) for told in record["entries"]]
-        step.write_ahead(entries, record["num_tokens"], None)
+        with self._computing():
+            step.write_ahead(entries, record["num_tokens"], None)
         for told in record["entries"]:
             self._caches[told["cache"]].advance(record["num_tokens"])
 

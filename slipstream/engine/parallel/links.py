@@ -12,10 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 SIGN_S = 0.5
-SILENCE_S = 4.0
-"""Of a rank that works: then it counts as lost."""
 PATIENCE_S = 300.0
-"""The same while it loads, when libraries may hold the interpreter for long."""
+"""Of silence: then a rank that loads counts as lost, whose libraries may hold the interpreter for long."""
 _HEADER_BYTES = 4
 _MAX_RECORD_BYTES = 1 << 26
 GREETING_S = 5.0
@@ -38,9 +36,9 @@ class Link:
         self._closed = threading.Event()
         threading.Thread(target=self._give_signs, name="signs", daemon=True).start()
 
-    def expect_signs(self) -> None:
-        """From now on silence is a loss, soon."""
-        self._end.settimeout(SILENCE_S)
+    def expect_signs(self, silence_s: float) -> None:
+        """From now on so much silence is a loss."""
+        self._end.settimeout(silence_s)
 
     def send(self, record: Mapping[str, Any]) -> None:
         """Raises `LinkLost`."""

@@ -1,5 +1,5 @@
-"""The processes of one model: rank 0, which serves, starts its followers or meets those of `torchrun`, agrees with them
-before anything is loaded, and ends when one of them is lost."""
+"""The processes of one model, and rank 0's side: it serves, starts its followers or meets those of `torchrun`, agrees
+with them before anything is loaded, and ends when one of them is lost."""
 
 import json
 import os
@@ -22,13 +22,23 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore, distributed_c10d, rendezvous  # type: ignore[attr-defined]
 
-from slipstream.engine.parallel.links import Link, LinkLost, connect, read_all
+from slipstream.engine.parallel.links import Link, LinkLost, read_all
+from slipstream.engine.parallel.patience import Patience
 from slipstream.errors import DeviceLost, ModelNotUsable
 
 JOIN_S = 120.0
 """For processes to start and to find each other."""
 COLLECTIVE_S = {"gloo": 30.0, "nccl": 30.0}
 """After so long a rank that waits for another one gives up, should nobody have noticed before."""
+PROBE_S = 25.0
+"""For the first sum, once ranks are connected: less, so that advice comes before torch ends the process."""
+SILENCE_S = {"gloo": 4.0, "nccl": 20.0}
+"""Of a rank that works: then it counts as lost. Beside a GPU, libraries that compile may hold the interpreter."""
+_ON_NCCL = {
+    "NCCL_GRAPH_REGISTER": "0",  # would take what a graph's sums read for one allocation, unlike expandable segments
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # which takes up to a minute beyond the timeout,
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000",  # and so does torch's wait for it, which it does not leave out
+}
 _INTERFACES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 """What each takes its network from."""
 _LOCALHOST = "127.0.0.1"
@@ -65,6 +75,8 @@ class Group(ABC):
         self.store = store
         self.met_at = ("", 0)
         """Address and port of rank 0 that all others have reached."""
+        self.backend = ""
+        self._patience = Patience(self._give_up)
 
     @contextmanager
     def checked(self) -> Iterator[None]:
@@ -80,31 +92,41 @@ class Group(ABC):
     def connect(self, device: torch.device) -> None:
         """Makes collectives work, on this rank's device. Raises `ModelNotUsable` where the ranks do not reach each
         other."""
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        self.backend = backend = "nccl" if device.type == "cuda" else "gloo"
         if backend == "nccl":
             torch.cuda.set_device(device)
-            # NCCL would register what the sums of a graph read as one allocation, which expandable segments are not.
-            os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
-            os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")  # which takes a minute beyond the timeout
+            for name, value in _ON_NCCL.items():
+                os.environ.setdefault(name, value)
+            # An error ends the process. `torchrun` asks for 1, to take NCCL down before, which waits for all graphs.
+            os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "3"
         try:
-            dist.init_process_group(
-                backend,
-                store=PrefixStore("model", self.store),
-                rank=self.rank,
-                world_size=self.size,
-                timeout=timedelta(seconds=COLLECTIVE_S[backend]),
-            )
-            probe = torch.ones(1, device=device)
-            dist.all_reduce(probe)  # NCCL connects at the first collective only
-            probe.item()
+            with self._patience.within(JOIN_S, self._unreachable("it was waited for in vain")):
+                dist.init_process_group(
+                    backend,
+                    store=PrefixStore("model", self.store),
+                    rank=self.rank,
+                    world_size=self.size,
+                    timeout=timedelta(seconds=COLLECTIVE_S[backend]),
+                )
+                probe = torch.ones(1, device=device)
+                dist.all_reduce(probe)  # NCCL connects at the first collective only
+            with self._patience.within(PROBE_S, self._unreachable("a first sum does not end")):
+                probe.item()
         except RuntimeError as error:  # of which torch has a class for some of the causes
             distributed_c10d._world.group_count = 0  # ranks of one number meet, and torch counts attempts in vain
-            raise ModelNotUsable(
-                f"all ranks reached rank 0 at {':'.join(map(str, self.met_at))}, but rank {self.rank} of {self.size}"
-                f" does not reach the others over {backend}; name the network that they share in"
-                f" {_INTERFACES[backend]} (a name that `ip addr` lists) of every rank, and let their machines reach"
-                f" each other on all ports: {_first_line(error)}"
-            ) from error
+            raise ModelNotUsable(self._unreachable(_first_line(error))) from error
+
+    def _unreachable(self, reason: str) -> str:
+        return (
+            f"all ranks reached rank 0 at {':'.join(map(str, self.met_at))}, but rank {self.rank} of {self.size}"
+            f" does not reach the others over {self.backend}; name the network that they share in"
+            f" {_INTERFACES[self.backend]} (a name that `ip addr` lists) of every rank, and let their machines reach"
+            f" each other on all ports: {reason}"
+        )
+
+    @abstractmethod
+    def _give_up(self, why: str) -> None:
+        """Ends this rank, of which a thread waits for ever."""
 
     @abstractmethod
     def _tell(self, failure: str) -> None:
@@ -201,9 +223,10 @@ class Leader(Group):
         """Waits until all have loaded; from here on a rank that stands still is noticed at once."""
         answers = self._hear("has not loaded its share")
         self.least_free = min((answer["free"] for answer in answers if "free" in answer), default=None)
+        silence_s = SILENCE_S[self.backend]
         for link in self._links.values():
-            link.expect_signs()
-        self.publish("signs")
+            link.expect_signs(silence_s)
+        self.publish("signs", silence_s=silence_s)
 
     def _hear(self, what: str) -> list[dict[str, Any]]:
         """One answer of each other rank."""
@@ -250,11 +273,15 @@ class Leader(Group):
             raise self._lose(f"rank 0: {error}") from error
 
     def close(self) -> None:
-        """Ends the followers."""
+        """Ends the followers. Behind recorded steps over NCCL it would wait for their graphs."""
         self._on_lost = lambda error: None
+        self._patience.close()
         self._end_all("the model was closed")
         if dist.is_initialized():
             dist.destroy_process_group()
+
+    def _give_up(self, why: str) -> None:
+        self._lose(f"rank 0: {why}")
 
     def _lose_rank(self, rank: int, why: str) -> None:
         self._answers.put((rank, {"failed": why}))
@@ -289,7 +316,7 @@ class Leader(Group):
 def lead(order: RankOrder, on_lost: Callable[[DeviceLost], None]) -> Leader:
     """Rank 0 with all its followers there, started here or by `torchrun`. Raises `ModelNotUsable`."""
     if rank_here() is not None:
-        return _met(Leader(order.size, _store_of_torchrun(), on_lost), os.environ["MASTER_ADDR"])
+        return _met(Leader(order.size, store_of_torchrun(), on_lost), os.environ["MASTER_ADDR"])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with socket.create_server((_LOCALHOST, 0)) as listener:
         port = listener.getsockname()[1]
@@ -309,16 +336,16 @@ def _met(leader: Leader, host: str) -> Leader:
     return leader
 
 
-def _store_of_torchrun() -> Store:
+def store_of_torchrun() -> Store:
     """Where the ranks meet that the environment tells of. Raises `ModelNotUsable`."""
     try:
         store: Store = next(rendezvous("env://", timeout=timedelta(seconds=JOIN_S)))[0]
     except (ValueError, RuntimeError) as error:
-        raise _not_met(error) from error
+        raise not_met(error) from error
     return store
 
 
-def _not_met(error: Exception) -> ModelNotUsable:
+def not_met(error: Exception) -> ModelNotUsable:
     address, port = (os.environ.get(name) or f"({name} is not set)" for name in ("MASTER_ADDR", "MASTER_PORT"))
     return ModelNotUsable(
         f"rank {rank_here()} does not meet the others at {address}:{port} within {JOIN_S:g} s; start all ranks with the"
@@ -338,46 +365,3 @@ def _local(order: RankOrder, rank: int) -> str:
 def _status(process: subprocess.Popen[bytes]) -> str:
     code = process.returncode
     return signal.Signals(-code).name if code < 0 else f"status {code}"
-
-
-# -- followers --------------------------------------------------------------------------------------------------------
-
-
-class Member(Group):
-    """A follower's side. It lives as long as rank 0 does: what it reads is put into `records`, and a loss ends it."""
-
-    def __init__(self, rank: int, size: int, store: Store) -> None:
-        super().__init__(rank, size, store)
-        host, port, token = json.loads(store.get("leader"))
-        self.met_at = (host, port)
-        self._link = connect(self.met_at, {"rank": rank, "token": token}, JOIN_S)
-        self.records: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        read_all(self._link, self._on_record, lambda why: os._exit(1))
-
-    def ready(self, device: torch.device) -> None:
-        """Tells that this rank has loaded its share, and what room that leaves."""
-        self._link.send({"free": torch.cuda.mem_get_info(device)[0]} if device.type == "cuda" else {})
-
-    def say(self, said: Any) -> None:
-        """For `Leader.gather`."""
-        self._link.send({"said": said})
-
-    def _on_record(self, record: dict[str, Any]) -> None:
-        if record["op"] == "signs":
-            self._link.expect_signs()
-        else:
-            self.records.put(record)
-
-    def _tell(self, failure: str) -> None:
-        self._link.send({"failed": failure} if failure else {})
-        if not failure:
-            self.records.get()  # rank 0's word that all have come as far; a failure of another one ends this process
-
-
-def join(order: RankOrder) -> Member:
-    """The follower that the environment says this process is. Raises `ModelNotUsable` or `LinkLost`."""
-    store = _store_of_torchrun()
-    try:
-        return Member(rank_here() or 0, order.size, store)
-    except dist.DistError as error:  # rank 0 has not said where it listens
-        raise _not_met(error) from error

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from slipstream.engine.forward import DecodeState, Note, Runner
 from slipstream.engine.kv_cache import KVCache
+from slipstream.engine.parallel.member import Member
 from slipstream.engine.parallel.mirror import Director, number_of
-from slipstream.engine.parallel.ranks import Leader, Member
+from slipstream.engine.parallel.ranks import Leader
 from slipstream.engine.segments import PassRows
 from slipstream.engine.static.accord import Accord
 from slipstream.engine.static.pool import SharedPool
