@@ -26,7 +26,7 @@ def configure_logs(service: str, level: str = "info") -> None:
     structlog.configure(
         processors=[*processors, structlog.processors.JSONRenderer()],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(stream),
+        logger_factory=structlog.WriteLoggerFactory(stream),  # a line in one write: ranks share the stream
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)

@@ -1,6 +1,7 @@
 """The log format: one JSON object a line, whoever speaks."""
 
 import asyncio
+import io
 import json
 import logging
 import sys
@@ -53,6 +54,18 @@ def test_the_level(capsys: pytest.CaptureFixture[str]) -> None:
     get_logger().info("session.opened")
     get_logger().warning("draft.lost")
     assert [entry["event"] for entry in entries(capsys)] == ["draft.lost"]
+
+
+def test_a_line_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several processes write to one file, and no line of one begins within a line of another."""
+    writes: list[str] = []
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "write", writes.append)
+    monkeypatch.setattr(sys, "stderr", stream)
+    configure_logs("target")
+    get_logger().info("session.opened")
+    logging.getLogger("grpc").warning("a library")
+    assert len(writes) == 2 and all(line.count("\n") == 1 and line.endswith("}\n") for line in writes)
 
 
 def test_line_breaks_stay_inside_a_line(capsys: pytest.CaptureFixture[str]) -> None:
