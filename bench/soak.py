@@ -1,5 +1,6 @@
 """What services hold after captions: of large ones that ended in any way (`faults`), and over a thousand small ones."""
 
+import asyncio
 import itertools
 import sys
 import tempfile
@@ -50,9 +51,11 @@ async def _stack(num_frames: int) -> AsyncIterator[tuple[Processes, grpc.aio.Cha
 
 
 async def run_memory() -> dict[str, Any]:
-    """The part of `faults`: finished captions and hung up ones of the largest size, one after another."""
+    """The part of `faults`: finished captions and hung up ones of the largest size, one after another, behind as many
+    as there are moments to hang up, whose first time takes memory that later ones use again."""
     async with _stack(NUM_FRAMES) as (processes, channel, clip):
-        await finish_and_hang_up(channel, clip, [NUM_FRAMES])
+        await finish_and_hang_up(channel, clip, [NUM_FRAMES] * len(MOMENTS))
+        await asyncio.sleep(WITHIN_S)
         before = look(processes)
         await finish_and_hang_up(channel, clip, [NUM_FRAMES] * NUM_PAIRS)
         after = await rested(processes, before, WITHIN_S)
