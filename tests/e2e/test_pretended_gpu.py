@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
+import torch
 
 from slipstream.rpc.calls import open_channel
 from slipstream.speculation.methods import METHODS
@@ -17,7 +18,10 @@ from tests.support.gateway_client import Captioned, caption, until
 from tests.support.processes import logged
 from tests.support.world import NUM_FRAMES, PROMPT, World
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.skipif(torch.backends.cuda.is_built(), reason="the pretended GPU takes torch's CPU build"),
+]
 
 NUM_TOKENS = 32
 

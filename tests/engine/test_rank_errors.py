@@ -284,6 +284,10 @@ def test_ranks_that_do_not_end_to_look_for_each_other(monkeypatch: pytest.Monkey
     leader.close()
 
 
+def no_nccl(*_: Any, **__: Any) -> None:
+    raise RuntimeError("no NCCL here")
+
+
 def test_nccl_ends_the_process_and_not_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """`torchrun` asks for the other."""
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
@@ -291,8 +295,9 @@ def test_nccl_ends_the_process_and_not_itself(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv(name, "as it was")
         monkeypatch.delenv(name)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(ranks.dist, "init_process_group", no_nccl)
     leader = Leader(2, HashStore(), lambda error: None)
-    with pytest.raises(ModelNotUsable, match="NCCL_SOCKET_IFNAME"):  # this build has none
+    with pytest.raises(ModelNotUsable, match="NCCL_SOCKET_IFNAME"):
         leader.connect(torch.device("cuda"))
     assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
     assert {name: os.environ[name] for name in ranks._ON_NCCL} == ranks._ON_NCCL

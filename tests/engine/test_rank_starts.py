@@ -126,6 +126,9 @@ class Alone(Group):
     def _tell(self, failure: str) -> None:
         pass
 
+    def _give_up(self, why: str) -> None:
+        pass
+
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_follower_reads_no_more_than_its_share(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:

@@ -13,9 +13,9 @@ would on a GPU:
 
 Nothing here is as fast or as large as a GPU, or rounds like one. Kernels that torch has for CUDA alone are computed by
 definition (`kernels`). `install` is for a process of its own; `python -m tests.pretended_gpu` runs another program so,
-with all processes that it starts.
+with all processes that it starts. It takes torch's CPU build: one for CUDA asks the driver itself, in C++.
 """
 
-from tests.pretended_gpu.process import install
+from tests.pretended_gpu.process import install, is_installed
 
-__all__ = ["install"]
+__all__ = ["install", "is_installed"]

@@ -38,6 +38,11 @@ def install() -> None:
     torch.Generator = _Generator  # type: ignore[misc]
 
 
+def is_installed() -> bool:
+    """Whether this process has it."""
+    return bool(_library)
+
+
 def _made(op: Any, *args: Any, **kwargs: Any) -> Any:
     """What C++ makes on the device out of nothing."""
     return on_device(op, op._schema.name.partition("::")[2], args, kwargs)

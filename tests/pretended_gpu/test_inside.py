@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from tests.pretended_gpu.__main__ import FOLDER, environment
 
@@ -13,6 +14,7 @@ TIMEOUT_S = 280
 """Less than a test may take, so that what was said is told."""
 
 
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="the pretended GPU takes torch's CPU build")
 @pytest.mark.parametrize("marks", ["not long", pytest.param("long", marks=pytest.mark.long)])
 def test_passes_on_the_device(marks: str) -> None:
     found = subprocess.run(
