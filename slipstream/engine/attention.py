@@ -108,7 +108,7 @@ class SdpaKernel:
 def heads_share_keys(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether SDPA over a whole prompt takes grouped heads as they are. On CUDA flash attention does, in 16 bits; what
     bounds its memory otherwise wants as many key heads as query heads, and torch would make the matrix of all scores,
-    16 GB for 16,000 tokens."""
+    17 GB for 16,000 tokens."""
     if device.type != "cuda":
         return True
     return dtype in (torch.float16, torch.bfloat16) and torch.cuda.get_device_capability(device) >= (8, 0)

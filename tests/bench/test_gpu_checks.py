@@ -329,7 +329,10 @@ def test_calls_are_counted_by_name() -> None:
     assert calls == {"launches": None, "waits": None, "kernels": None, "operations": 2}
 
 
-def test_a_profiler_that_sees_no_gpu_counts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profiler_that_sees_no_gpu_counts_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.warns(UserWarning, match="CUDA"):
         calls = passes.count_calls(torch.ones(3).exp, torch.device("cuda"))
     assert (calls["launches"], calls["waits"], calls["kernels"]) == (None, None, None)
