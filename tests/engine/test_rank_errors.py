@@ -281,7 +281,7 @@ def test_ranks_that_look_for_each_other_for_ever(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(ranks.dist, "init_process_group", look)
     leader = Leader(2, HashStore(), lost.put)
-    with pytest.raises(ModelNotUsable, match="a rank of the model was lost.* does not reach the others over gloo"):
+    with pytest.raises(ModelNotUsable, match=r"a rank of the model was lost.* does not reach the others over gloo"):
         leader.connect(torch.device("cpu"))
     leader.close()
 
