@@ -1,6 +1,7 @@
 """What is written of a batch that has ended: a line of the output or of the errors for each request."""
 
 import asyncio
+import json
 from collections.abc import Container, Iterable
 from contextlib import aclosing
 from pathlib import Path
@@ -51,8 +52,13 @@ async def _captions(archive: ArchiveClient, batch: HttpBatch, job: Job) -> list[
     return [] if job.caption is None else [job.caption]
 
 
-def copy_lines(source: Path, target: NewFile) -> None:
-    """All of the file behind what is there."""
+def copy_refusals(source: Path, names: Container[str], errors: NewFile) -> int:
+    """The lines of requests that were refused, and how many. Not those of `names`: they were handed in before, and the
+    archive has done them."""
+    num_copied = 0
     with source.open("rb") as file:
-        while data := file.read(1024 * 1024):
-            target.write(data)
+        for line in file:
+            if json.loads(line)["custom_id"] not in names:
+                errors.write(line)
+                num_copied += 1
+    return num_copied

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -20,7 +20,6 @@ from slipstream.errors import (
     PermissionDenied,
     ServiceUnavailable,
     SlipstreamError,
-    Unauthenticated,
     VideoNotFound,
 )
 from slipstream.logs import get_logger
@@ -34,7 +33,7 @@ from slipstream.services.front.batch_lines import (
     LineFault,
     read_lines,
 )
-from slipstream.services.front.batch_output import copy_lines, write_jobs, write_left
+from slipstream.services.front.batch_output import copy_refusals, write_jobs, write_left
 from slipstream.services.front.batch_records import BatchRecords, Ending, HttpBatch, Stage, written_whole
 from slipstream.services.front.config import FrontConfig
 from slipstream.services.front.file_store import OUTPUT, FileStore, NewFile
@@ -44,7 +43,7 @@ LOOK_S, SWEEP_S = 5.0, 600.0
 """How often this front looks at the batches that it knows of, and for what may be removed."""
 _HOPELESS = (InvalidConfig, InvalidRequest, LimitExceeded, PermissionDenied)
 """What no later try would change: a gateway without an archive, an owner who may hand in nothing."""
-_NOTHING_TO_CANCEL = (UnknownBatch, InvalidConfig, PermissionDenied, Unauthenticated)
+_NOTHING_TO_CANCEL = (UnknownBatch, InvalidConfig, PermissionDenied)
 """The archive has none of a batch, or nothing of it that this token may cancel."""
 FILE_GONE = "file_not_found"
 KEPT_S = 30 * 86_400.0
@@ -121,10 +120,10 @@ class Batches:
             self._open.pop(batch_id, None)
             self._faults.pop(batch_id, None)
             return batch, None
-        if time.time() >= batch.expires_s:
-            await asyncio.to_thread(self.records.end, owner, batch_id, Ending.EXPIRED)
         jobs = None
-        if batch.stage is Stage.HANDED_IN:
+        if batch.stage is Stage.VALIDATING:
+            await self._expire(owner, batch)
+        else:
             try:
                 jobs = await self._jobs(owner, token, batch)
             except UnknownBatch:
@@ -145,16 +144,23 @@ class Batches:
             )  # fmt: skip
         await asyncio.to_thread(self.records.end, owner, batch_id, Ending.CANCELLED)
 
+    async def _expire(self, owner: str, batch: HttpBatch) -> None:
+        """Ends one whose time is over, and of which something is still to be done."""
+        if time.time() >= batch.expires_s:
+            await asyncio.to_thread(self.records.end, owner, batch.batch_id, Ending.EXPIRED)
+
     async def _jobs(self, owner: str, token: str, batch: HttpBatch) -> Batch | None:
         """What the archive says; None where there is nothing for it to do. Raises `UnknownBatch`."""
         if batch.num_lines == batch.num_refused:
             return None
         archive = self._gateways.archive(token)
         jobs = await archive.get(batch.key)
+        if jobs.is_ended:
+            return jobs
+        await self._expire(owner, batch)
         ending, _ = await asyncio.to_thread(self.records.ending, owner, batch.batch_id)
-        if ending and not jobs.is_ended and jobs.state is not BatchState.CANCELLING:
-            jobs = await archive.cancel(batch.key)
-        return jobs
+        is_over = not ending or jobs.state is BatchState.CANCELLING
+        return jobs if is_over else await archive.cancel(batch.key)
 
     async def _lost(self, owner: str, batch: HttpBatch) -> HttpBatch:
         """What was handed in, and the archive does not know: that may pass until the batch's time is over, and then it
@@ -307,15 +313,15 @@ class Batches:
         archive, store = self._gateways.archive(token), self._files
         model = self._gateways.served_name(await self._gateways.info(token))
         ending, _ = await asyncio.to_thread(self.records.ending, owner, batch.batch_id)
-        new = [await asyncio.to_thread(store.new, owner, 2**62) for _ in ("output", "errors")]
-        with new[0] as output, new[1] as errors:
-            refused = self.records.refusals(owner, batch.batch_id)
+        with ExitStack() as files:
+            output, errors = [files.enter_context(await asyncio.to_thread(store.new, owner, 2**62)) for _ in range(2)]
             num_done, names = 0, set[str]()
-            if batch.num_refused:
-                await asyncio.to_thread(copy_lines, refused, errors)
             if batch.num_refused < batch.num_lines:
                 num_done, names = await write_jobs(archive, batch, model, output, errors, ending)
-            num_told = batch.num_refused + len(names)
+            num_told = len(names)
+            if batch.num_refused:
+                refused = self.records.refusals(owner, batch.batch_id)
+                num_told += await asyncio.to_thread(copy_refusals, refused, names, errors)
             if batch.handed_in_s is None:
                 await asyncio.to_thread(self._write_left, owner, batch, names, errors, ending)
             elif num_told < batch.num_lines:

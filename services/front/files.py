@@ -78,7 +78,7 @@ def listed(call: Call, ids: Sequence[str], items: Sequence[ShownT], most: int) -
     if call.query.get("order", "desc") not in ("asc", "desc"):
         raise ApiError("order must be asc or desc", param="order")
     text = call.query.get("limit", str(min(most, 10_000)))
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= most):
+    if not (len(text) < 10 and text.isascii() and text.isdecimal() and 1 <= int(text) <= most):
         raise ApiError(f"limit must be between 1 and {most}", param="limit")
     after, start = call.query.get("after"), 0
     if after is not None:

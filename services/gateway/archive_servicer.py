@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TypeVar
 
 import grpc
 import structlog
+from google.protobuf.message import Message
 
 from slipstream.archive.intake import Submission, backlog_full, check_batch, check_rights, find_batch_id, max_waiting
 from slipstream.archive.messages import Batch
@@ -27,9 +29,10 @@ SUBMIT_IDLE_S = 600.0
 ABANDONED_S = 60.0
 """An open batch in which nothing waits, runs or comes in for so long was left by whoever handed it in."""
 DEFAULT_PAGE, MAX_PAGE = 100, 1000
-PART, MAX_PARTS = 25, 100
-"""Jobs read at once, so that a page can end before it is too large for a message; and reads of one page."""
+AT_ONCE, MAX_READS = 25, 100
+"""Jobs or parts read at once, so that a page can end before it is too large for a message; and reads of one page."""
 PAGE_BYTES = 2 * 1024**2
+MessageT = TypeVar("MessageT", bound=Message)
 
 
 class BatchWatch:
@@ -144,35 +147,27 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
     async def ListJobs(
         self, request: archive_pb2.ListJobsRequest, context: grpc.aio.ServicerContext
     ) -> archive_pb2.ListJobsResponse:
-        left, position = _page_size(request.page_size), _position(request.page_token)
         states = codec.read_job_states(list(request.states))
         batch_id = (await self._find(request.batch)).batch_id
-        response, num_bytes = archive_pb2.ListJobsResponse(), 0
-        for _ in range(MAX_PARTS):
-            records, position = await self._queue.list_jobs(batch_id, states, position, min(left, PART))
-            jobs = [codec.job_message(job_of(record)) for record in records]
-            response.jobs.extend(jobs)
-            left -= len(jobs)
-            num_bytes += sum(job.ByteSize() for job in jobs)
-            if not position or left <= 0 or num_bytes >= PAGE_BYTES:
-                break
-        response.next_page_token = str(position) if position else ""
-        return response
+
+        async def read(position: int, most: int) -> tuple[list[archive_pb2.Job], int]:
+            records, behind = await self._queue.list_jobs(batch_id, states, position, most)
+            return [codec.job_message(job_of(record)) for record in records], behind
+
+        jobs, token = await _page(read, request.page_token, _page_size(request.page_size))
+        return archive_pb2.ListJobsResponse(jobs=jobs, next_page_token=token)
 
     async def ListParts(
         self, request: archive_pb2.ListPartsRequest, context: grpc.aio.ServicerContext
     ) -> archive_pb2.ListPartsResponse:
-        batch_id, position = (await self._find(request.batch)).batch_id, _position(request.page_token)
-        response, num_bytes = archive_pb2.ListPartsResponse(), 0
-        for _ in range(MAX_PARTS):
-            records, position = await self._queue.list_parts(batch_id, request.job_id, position, PART)
-            parts = [codec.part_message(part_of(record)) for record in records]
-            response.parts.extend(parts)
-            num_bytes += sum(part.ByteSize() for part in parts)
-            if not position or num_bytes >= PAGE_BYTES:
-                break
-        response.next_page_token = str(position) if position else ""
-        return response
+        batch_id = (await self._find(request.batch)).batch_id
+
+        async def read(position: int, most: int) -> tuple[list[archive_pb2.JobPart], int]:
+            records, behind = await self._queue.list_parts(batch_id, request.job_id, position, most)
+            return [codec.part_message(part_of(record)) for record in records], behind
+
+        parts, token = await _page(read, request.page_token, MAX_PAGE)
+        return archive_pb2.ListPartsResponse(parts=parts, next_page_token=token)
 
     async def CancelBatch(
         self, request: archive_pb2.CancelBatchRequest, context: grpc.aio.ServicerContext
@@ -226,6 +221,33 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         batch_id = find_batch_id(owner, batch)
         structlog.contextvars.bind_contextvars(batch_id=batch_id)
         return await queue.get_batch(batch_id, owner)
+
+
+async def _page(
+    read: Callable[[int, int], Awaitable[tuple[list[MessageT], int]]], page_token: str, most: int
+) -> tuple[list[MessageT], str]:
+    """Up to `most` messages, and the token of the next page. They have `PAGE_BYTES` together, or it is a single one:
+    what is too large for this page is read again for the next.
+
+    `read` gives messages from a position on, at most so many, and the position behind them, 0 at the end.
+    """
+    position, at_once = _position(page_token), AT_ONCE
+    page: list[MessageT] = []
+    num_bytes = 0
+    for _ in range(MAX_READS):
+        messages, behind = await read(position, min(most - len(page), at_once))
+        more_bytes = sum(message.ByteSize() for message in messages)
+        if num_bytes + more_bytes > PAGE_BYTES and len(page) + len(messages) > 1:
+            if page:
+                break
+            at_once = len(messages) // 2
+            continue
+        page += messages
+        num_bytes += more_bytes
+        position = behind
+        if not position or len(page) >= most:
+            break
+    return page, str(position) if position else ""
 
 
 def _page_size(asked: int) -> int:

@@ -17,7 +17,7 @@ from slipstream.archive.duplicates import DuplicateFinder
 from slipstream.archive.film_runner import FilmRunner
 from slipstream.archive.messages import JobKind, Receipt
 from slipstream.archive.model_runs import ELSEWHERE_S, ModelRuns, check_digest, opened
-from slipstream.archive.queue import JobQueue, JobState, Lease, Outcome, QueueUnavailable
+from slipstream.archive.queue import DamagedRecord, JobQueue, JobState, Lease, Outcome, QueueUnavailable
 from slipstream.archive.records import (
     JobPayload,
     OtherVersion,
@@ -36,6 +36,7 @@ from slipstream.captioning.duplicates import caption_sparingly
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import SlipstreamError
+from slipstream.logs import get_logger
 from slipstream.messages import Caption, CaptionEvent, CommittedText, SharedFrom, StageChange
 from slipstream.video.messages import SampledVideo
 
@@ -116,7 +117,8 @@ class ArchiveRunner:
         try:
             result = self._recent.get(key) or await self._queue.find_result(key)
             return read_result(result) if result else None
-        except (OtherVersion, QueueUnavailable):  # a store that is away is no reason to stop
+        except (DamagedRecord, OtherVersion, QueueUnavailable) as error:  # a store that is away is no reason to stop
+            get_logger().warning("results.unread", error=str(error))
             return None
 
     async def _make(

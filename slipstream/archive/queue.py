@@ -371,7 +371,7 @@ class JobQueue(PartStore, Protocol):
         """Keeps a caption for its near-duplicates, in the set of this key; of a set the latest `most` are kept."""
 
     async def list_known(self, key: str, after: str, limit: int) -> list[KnownEntry]:
-        """Entries of a set in the order they were added, behind the place `after`; "" for the first. None: that is
+        """Entries of a set in the order they were added, behind the place `after`; "" for the first. Empty: that is
         all. Those that were damaged in the store have no data."""
 
     async def depth(self) -> QueueDepth: ...

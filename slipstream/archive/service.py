@@ -61,6 +61,7 @@ class ArchiveService:
         self._tracing = tracing
         self._takes_writes = False
         self._worker: Worker | None = None
+        self._working: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -71,7 +72,7 @@ class ArchiveService:
         watch = HealthWatch("redis", HEALTH_NAME, self._ask, self._lifecycle)
         self._begin(watch.run())
         if config.redis:
-            self._begin(self._check_keeping())
+            self._begin(self._check_keeping(config.redis_url))
         self._begin(_sweep(queue))
         if isinstance(queue, SpillQueue):
             folder = queue.folder
@@ -94,7 +95,7 @@ class ArchiveService:
             )
             name = self._worker.name
             self._captioner.metrics.watch_takes(self._worker.last_take_age_s)
-            self._begin(self._work(self._worker))
+            self._working = self._begin(self._work(self._worker))
         get_logger().info("archive.started", worker=name, slots=config.archive_slots, ahead=config.archive_ahead)
 
     def info(self) -> ArchiveInfo | None:
@@ -110,19 +111,20 @@ class ArchiveService:
         """Lets running jobs end for a while and gives back the others."""
         if self.queue is None:
             return
-        if self._worker is not None:
+        if self._worker is not None and self._working is not None:
             self._worker.stop()
-            await asyncio.wait(self._tasks[-1:], timeout=self._config.archive_drain_s + SETTLE_S)
+            await asyncio.wait({self._working}, timeout=self._config.archive_drain_s + SETTLE_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.queue.close()
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Runs `work` until `close`. If it fails, so does the process, as the rest alone is no gateway."""
         task = asyncio.create_task(work)
         self._tasks.append(task)
         task.add_done_callback(self._check)
+        return task
 
     def _check(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or (error := task.exception()) is None:
@@ -130,13 +132,14 @@ class ArchiveService:
         get_logger().error("archive.failed", exc_info=error)
         self._lifecycle.fail(SlipstreamError(f"the archive's worker failed ({type(error).__name__}); see the log"))
 
-    async def _check_keeping(self) -> None:
-        """As soon as the store answers, and ever again: after a failover another server leads."""
+    async def _check_keeping(self, url: str) -> None:
+        """As soon as the store answers, and ever again: after a failover another server leads. At the address as it was
+        at the start, like the queue itself: a password's file may go."""
         last, this = None, asyncio.current_task()
         assert this is not None
         while True:
             with contextlib.suppress(QueueUnavailable):
-                keeping = await ask_keeping(self._config.redis_url)
+                keeping = await ask_keeping(url)
                 if keeping != last and self._is_refused(keeping):
                     return
                 last = keeping

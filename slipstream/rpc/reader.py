@@ -27,7 +27,7 @@ from slipstream.documents.messages import (
     checked_draft,
 )
 from slipstream.documents.pages import check_request, parse_pages
-from slipstream.errors import ReaderFault, SlipstreamError
+from slipstream.errors import ReaderFault, ServiceUnavailable, SlipstreamError
 from slipstream.rpc.calls import FirstStatus, as_slipstream_error, is_too_large, open_channel, token_metadata
 from slipstream.rpc.codec import from_message, to_message
 from slipstream.rpc.grpc_options import CHUNK_BYTES, REQUEST_ID_KEY
@@ -161,6 +161,8 @@ class RemoteReader:
             )
         except grpc.aio.AioRpcError as error:
             raise as_slipstream_error(error, "reader") from None
+        if message is None:
+            raise ServiceUnavailable("the reader sent bytes that are no message")
         return from_message(message, ReaderInfo)
 
     async def read(

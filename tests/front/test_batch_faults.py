@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from slipstream.errors import ServiceUnavailable
 from slipstream.rpc.v1 import archive_pb2 as pb
 from slipstream.rpc.v1 import gateway_pb2
 from slipstream.services.front import batch_lines, batch_output, batches
+from slipstream.services.front.api_errors import not_found
 from slipstream.services.front.batch_lines import BatchLine, ItemMaker
 from slipstream.services.front.batch_records import HttpBatch, Stage
 from tests.cli.fake_archive import NUM_PAGES, Context, FakeArchive
@@ -266,8 +268,10 @@ async def test_a_batch_that_waits_for_room_ends_when_it_is_to(
 async def test_what_was_done_before_all_was_handed_in_is_written_out(
     archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
 ) -> None:
-    """There is room for one request and, while the batch waits for more, that one is done."""
+    """There is room for one request and, while the batch waits for more, that one is done. The token, which is not
+    accepted at first, may be again."""
     monkeypatch.setattr(batches, "LOOK_S", 0.01)
+    archive.cancel_faults = [grpc.StatusCode.UNAUTHENTICATED]
     archive.refusals, archive.is_filled_at_once = [grpc.StatusCode.RESOURCE_EXHAUSTED] * 10**5, True
     names = ("done", "never run", "nor this")
     async with front_at(archive.address, data=str(tmp_path)) as address, client_of(address) as client:
@@ -281,6 +285,43 @@ async def test_what_was_done_before_all_was_handed_in_is_written_out(
     assert [(line["custom_id"], line["error"]["code"]) for line in left] == [
         (name, f"batch_{status}") for name in names[1:]
     ]
+
+
+async def test_a_request_that_is_refused_after_it_was_handed_in_has_one_line(
+    archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stored file has expired when the batch is handed in again from its beginning."""
+    monkeypatch.setattr(batches, "LOOK_S", 0.01)
+    monkeypatch.setattr("slipstream.client.archive_client.PIECE_ITEMS", 1)
+    item, looks = ItemMaker.item, Counter[str]()
+
+    def expiring(maker: ItemMaker, line: BatchLine) -> Any:
+        looks[line.custom_id] += 1
+        if line.custom_id == "a" and looks["a"] > 1:
+            raise not_found("there is no such file")
+        if line.custom_id == "b" and looks["b"] == 1:
+            raise ServiceUnavailable("away")
+        return item(maker, line)
+
+    monkeypatch.setattr(ItemMaker, "item", expiring)
+    batch, lines = await run(archive, tmp_path, *(batch_line(name, asked_of(clip())) for name in ("a", "b")))
+    assert looks == {"a": 2, "b": 2} and [line["custom_id"] for line in lines] == ["a", "b"]
+    assert (batch.status, batch.request_counts.completed, batch.error_file_id) == ("completed", 2, None)
+
+
+async def test_a_batch_whose_jobs_ended_in_time_has_not_expired(
+    archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody looked before its time was over; of its requests one has failed."""
+    lines = [batch_line("a", asked_of(clip())), batch_line("bad", asked_of(clip("file:///videos/bad.mp4")))]
+    async with front_at(archive.address, data=str(tmp_path)) as address, client_of(address) as client:
+        batch = await opened(client, lines)
+        records = batches.BatchRecords(str(tmp_path))
+        await eventually(lambda: records.get("", batch.id).stage is not Stage.VALIDATING)
+        two_days_later(monkeypatch)
+        batch = await ended(client, batch)
+    counts = batch.request_counts
+    assert (batch.status, counts.completed, counts.failed) == ("completed", 1, 1)
 
 
 async def test_the_same_request_again_leaves_running_jobs_alone(

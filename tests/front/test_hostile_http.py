@@ -28,8 +28,10 @@ from tests.support.front import (
     raw,
     status_of,
 )
+from tests.support.processes import eventually
 
 MODEL = "big"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 MIB = 1024**2
 MOST_GROWN = 64 * MIB
 """What a front may take more than at rest, whatever comes."""
@@ -92,7 +94,7 @@ async def test_what_is_no_http(gateway: FakeGateway) -> None:
             + CHAT.encode()
             + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
         )
-        answer = await raw(address, two + b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer = await raw(address, two + HEALTH)
         assert status_of(answer) == 400
 
 
@@ -108,6 +110,7 @@ async def test_an_upload_beyond_the_limit_is_refused_at_once(process: HttpProces
     piece = b"10000\r\n" + bytes(65536) + b"\r\n"
     answer = await raw(process.address, [head, b"%x\r\n" % len(part) + part + b"\r\n", *[piece] * 1000])
     assert not answer or status_of(answer) == 413
+    assert status_of(await raw(process.address, HEALTH)) == 200, "it hangs up on nobody else"
     assert not list((tmp_path / "files" / "nobody").iterdir())
 
 
@@ -140,9 +143,10 @@ async def test_forms_that_are_none(gateway: FakeGateway, tmp_path: Path) -> None
 
 
 async def test_who_sends_slowly_is_let_go(gateway: FakeGateway) -> None:
-    async with front_at(gateway.address, head_s=0.3, upload_idle_s=0.3, min_upload_rate=0) as address:
+    async with front_at(gateway.address, head_s=0.3) as address:
         assert await raw(address, b"GET /health HT") == b""
         assert await raw(address, b"") == b""
+    async with front_at(gateway.address, head_s=2.0, upload_idle_s=0.3, min_upload_rate=0) as address:
         answer = await raw(address, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")  # and then nothing more
         assert status_of(answer) == 200
         answer = await raw(address, post(CHAT, b'{"mod', length=5000))
@@ -151,21 +155,20 @@ async def test_who_sends_slowly_is_let_go(gateway: FakeGateway) -> None:
         drops = [post(CHAT, b"", length=5000), *[b" "] * 400]
         answer = await raw(address, drops, pause_s=0.01)
         assert not answer or status_of(answer) == 408
+        assert status_of(await raw(address, HEALTH)) == 200
 
 
 async def test_who_does_not_read_is_let_go(gateway: FakeGateway, tmp_path: Path) -> None:
     options: dict[str, Any] = {"data": str(tmp_path), "write_s": 0.3, "max_connections": 1}
-    health = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     async with front_at(gateway.address, **options) as address, asyncio.timeout(60):
         async with client_of(address) as client:
             file = await client.files.create(file=("v.mp4", bytes(30 * MIB)), purpose="user_data")
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port))) as deaf:
-            deaf.sendall(health.replace(b"/health", f"/v1/files/{file.id}/content".encode()))
+            deaf.sendall(HEALTH.replace(b"/health", f"/v1/files/{file.id}/content".encode()))
             await asyncio.to_thread(deaf.recv, 1)
-            assert not await raw(address, health)
-            while not await raw(address, health):
-                pass
+            assert not await raw(address, HEALTH)
+            await eventually(lambda: raw(address, HEALTH))
 
 
 async def test_many_who_only_hold_a_connection(process: HttpProcess, gateway: FakeGateway) -> None:

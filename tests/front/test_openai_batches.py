@@ -6,7 +6,7 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
@@ -83,6 +83,9 @@ async def test_every_request_has_its_line(served: Served) -> None:
     assert statuses == {"no file": 404, "no video": 400, "unknown field": 400, "streamed": 400}
     assert failed["unknown field"]["response"]["body"]["error"]["param"] == "magic"
     assert (await client.batches.list(limit=1)).data[0].id == batch.id
+    for limit in ("0", "00000000199999", "0" * 9 + "1" * 5000):
+        with pytest.raises(openai.BadRequestError, match="limit must be between 1 and"):
+            await client.batches.list(limit=cast(int, limit))
     await client.files.delete(uploaded.id)
 
 

@@ -75,7 +75,7 @@ async def test_what_is_a_document_and_how_it_is_read(served: Served, client: Arc
 async def test_pages_come_as_they_were_kept_and_a_few_at_a_time(
     served: Served, client: ArchiveClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servicer_module, "PART", 2)
+    monkeypatch.setattr(servicer_module, "AT_ONCE", 4)
     monkeypatch.setattr(servicer_module, "PAGE_BYTES", 1)
     batch_id = (await client.submit(BatchOptions(), [BatchItem("a", "/a.pdf")])).batch_id
     lease = await keep_pages(served, 5)
@@ -85,7 +85,12 @@ async def test_pages_come_as_they_were_kept_and_a_few_at_a_time(
     batch = await client.get(batch_id)
     assert (batch.parts_done, batch.parts_total) == (5, 6) and batch.parts_bytes
     answer = await served.stub.ListParts(archive_pb2.ListPartsRequest(batch=batch_id, job_id=job.job_id))
+    assert (len(answer.parts), answer.next_page_token) == (1, "1"), "each is larger than a page"
+    monkeypatch.setattr(servicer_module, "PAGE_BYTES", 2 * answer.ByteSize())
+    answer = await served.stub.ListParts(archive_pb2.ListPartsRequest(batch=batch_id, job_id=job.job_id))
     assert (len(answer.parts), answer.next_page_token) == (2, "2")
+    jobs = await served.stub.ListJobs(archive_pb2.ListJobsRequest(batch=batch_id))
+    assert (len(jobs.jobs), jobs.next_page_token) == (1, "")
     await served.queue.finish(lease, Outcome(JobState.FAILED, error="page 6 cannot be opened"))
     assert len([part async for part in client.parts(batch_id, job)]) == 5
 

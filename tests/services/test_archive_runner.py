@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from slipstream.archive.job_runner import ArchiveRunner
-from slipstream.archive.queue import JobState, Lease, Outcome, QueueUnavailable
+from slipstream.archive.queue import DamagedRecord, JobState, Lease, Outcome, QueueUnavailable
 from slipstream.archive.records import BatchPayload, JobPayload, read_result, write_batch, write_job
 from slipstream.archive.worker import RetryLater, RunnerDied
 from slipstream.captioning.captioner import GatewayCaptioner
@@ -193,9 +193,12 @@ async def test_another_model_makes_another_result(world: World) -> None:
     assert first.content_key != second.content_key and world.models.num_captions == 2
 
 
-async def test_a_store_that_is_away_does_not_stop_captions(world: World) -> None:
+@pytest.mark.parametrize("failure", [QueueUnavailable("gone"), DamagedRecord("WRONGTYPE")])
+async def test_a_store_that_is_away_does_not_stop_captions(world: World, failure: Exception) -> None:
+    """Nor one whose index of results is damaged."""
+
     async def away(content_key: str) -> str | None:
-        raise QueueUnavailable("gone")
+        raise failure
 
     world.queue.find_result = away  # type: ignore[method-assign]
     assert await world.text(lease_of())

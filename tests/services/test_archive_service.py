@@ -235,6 +235,24 @@ async def test_a_server_that_does_not_lead_is_not_judged(tmp_path: Path) -> None
             await ask_keeping(f"redis://127.0.0.1:{two}")
 
 
+async def test_the_passwords_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret that is taken away after the start ends no gateway."""
+    monkeypatch.setattr(service_module, "LEADER_S", 0.01)
+    questions = counted_questions(monkeypatch)
+    password = tmp_path / "password"
+    password.write_text("secret")
+    async with EmbeddedServer(tmp_path) as server, Redis.from_url(server.url) as admin:
+        await admin.config_set("requirepass", "secret")
+        gateway = Gateway(replace(CONFIG, redis=server.url, redis_password_file=str(password)))
+        gateway.archive.start()
+        await eventually(lambda: questions)
+        password.unlink()
+        num_questions = len(questions)
+        await eventually(lambda: len(questions) > num_questions + 1)
+        assert not gateway.lifecycle.failed.is_set()
+        await gateway.archive.close()
+
+
 async def test_a_store_that_is_not_there_yet_is_asked_when_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

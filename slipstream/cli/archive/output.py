@@ -307,7 +307,7 @@ class Output:
     """A file, a folder for subtitles, or "-"."""
     form: Format
     states: Collection[JobState] = ()
-    """Jobs in these states, all to `path`. None: done ones to `path`, failed ones to `<path>.errors.jsonl`."""
+    """Jobs in these states, all to `path`. Empty: done ones to `path`, failed ones to `<path>.errors.jsonl`."""
     csv_raw: bool = False
     """Cells of a table are written as they are, for programs that read them; a spreadsheet may run them."""
     norms: Norms = UNKNOWN

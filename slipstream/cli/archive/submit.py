@@ -352,7 +352,7 @@ async def _export_in_time(client: ArchiveClient, batch_id: str, output: Output) 
     try:
         async with asyncio.timeout(LAST_EXPORT_S):
             await export(client, batch_id, output)
-    except (TimeoutError, SlipstreamError):
+    except (OSError, SlipstreamError):  # TimeoutError among them
         _tell_if_heard("the newest results could not be written in time; `slipstream archive export` fetches them")
 
 
