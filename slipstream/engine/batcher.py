@@ -1,213 +1,25 @@
-"""A session's work on the model's thread, in blocks, and its steps packed with those of other sessions."""
+"""The steps of sessions, packed into passes."""
 
-import asyncio
-import itertools
 import threading
 import time
+import traceback
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
-from slipstream.budget import MIB, Reservation, trim_memory
 from slipstream.engine.rides import Rides
 from slipstream.engine.row_prefill import Ride
 from slipstream.engine.segments import GreedyRows, Window, num_new
-from slipstream.engine.thread import Lane, ModelThread, Pause, is_device_lost
-from slipstream.engine.video_lm import DecodeState, PromptPlan, VideoLM
+from slipstream.engine.session_work import SessionWork
+from slipstream.engine.thread import Lane, ModelThread, is_device_lost
+from slipstream.engine.video_lm import DecodeState, VideoLM
 from slipstream.errors import SessionGone
-from slipstream.families.adapter import Pixels
-from slipstream.families.preprocess import frames_at_once
-from slipstream.logs import get_logger, heard
-from slipstream.messages import Frames
-from slipstream.session_messages import PassFacts, SessionStart
+from slipstream.session_messages import PassFacts
 from slipstream.speculation.company import CompanyCosts
-
-# -- work -------------------------------------------------------------------------------------------------------------
-
-T = TypeVar("T")
-FRAMES_PER_BLOCK = 16
-"""Frames are encoded in blocks, and layers run one by one, so that windows of other sessions fit in between."""
-LARGE_BYTES = 8 * MIB
-"""Sessions with so many bytes of frames leave so much freed memory behind that the system is to have it back."""
-_tickets = itertools.count()
-_preprocessing = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pixels")
-
-
-class SessionWork:
-    """One session's share of the model, and its memory. After `close`, what is queued is refused and memory is freed.
-
-    Args:
-        frames_place: in the budget of frames; given back when they are freed.
-    """
-
-    def __init__(self, thread: ModelThread, frames_place: Reservation | None = None) -> None:
-        self.in_background = False
-        """Nobody waits for its text."""
-        self.frames: Frames | None = None
-        """Received and not encoded yet. Nobody else keeps them, so their memory ends with this."""
-        self._frames_place = frames_place
-        self._is_large = frames_place is not None and frames_place.num_bytes >= LARGE_BYTES
-        self._released: asyncio.Future[None] | None = None
-        self._thread = thread
-        self._order = next(_tickets)
-        self._state: DecodeState | None = None
-        self._releases: list[Callable[[], None]] = []
-
-    @property
-    def closed(self) -> bool:
-        return self._released is not None
-
-    @property
-    def state(self) -> DecodeState:
-        """The cache that decoding goes on from; there is one after the prefill."""
-        assert self._state is not None, "the prompt is prefilled first"
-        return self._state
-
-    @state.setter
-    def state(self, state: DecodeState) -> None:
-        self._state = state
-
-    @property
-    def received_frames(self) -> Frames:
-        """The frames, which are not to be kept. Raises `SessionGone` once they are freed."""
-        frames = self.frames
-        if frames is None:
-            raise SessionGone("the session has ended")
-        return frames
-
-    @property
-    def may_have_frames(self) -> bool:
-        """There is room for them."""
-        return self._frames_place is None or self._frames_place.admitted_at is not None
-
-    async def wait_for_frames(self) -> AsyncIterator[int]:
-        """Until the frames may be received: how many sessions are ahead, whenever that changes. Raises `Overloaded`."""
-        if self._frames_place is not None:
-            async for num_ahead in self._frames_place.wait():
-                yield num_ahead
-
-    def free_frames(self) -> None:
-        """They are not needed any more. On the event loop; a block that reads them now still does."""
-        self.frames = None
-        if self._frames_place is not None:
-            self._frames_place.release()
-
-    def on_release(self, release: Callable[[], None]) -> None:
-        """Has `release` called on the model's thread when the session has ended. Call this on that thread."""
-        self._releases.append(release)
-
-    async def run(self, work: Callable[[], T], lane: Lane = Lane.PREFILL) -> tuple[T, float]:
-        """What `work()` returns on the model's thread, and its seconds. Raises `SessionGone` after `close`.
-
-        Prefills are served session by session; decoding comes in turn, or a late session would never have its.
-        """
-
-        def timed() -> tuple[T, float]:
-            self._check_open()
-            start = time.perf_counter()
-            result = work()
-            return result, time.perf_counter() - start
-
-        return await self._thread.run(timed, lane, self._order if lane is Lane.PREFILL else 0)
-
-    def run_blocks(self, blocks: Iterator[T | Pause]) -> AsyncIterator[T]:
-        """Runs an iterator block by block on the model's thread. Raises `SessionGone` after `close`."""
-
-        def guarded() -> Iterator[T | Pause]:
-            while True:
-                self._check_open()
-                try:
-                    item = next(blocks)
-                except StopIteration:
-                    return
-                yield item
-
-        return self._thread.run_blocks(guarded(), self._order)
-
-    def close(self, then: Callable[[], None] = lambda: None) -> asyncio.Future[None]:
-        """Ends the session; its memory is freed after the block that may be running, and then `then()` is called.
-
-        Returns what is done when all this has happened. It need not be awaited.
-        """
-        self.free_frames()
-        if self._released is None:
-            self._released = heard(asyncio.ensure_future(self._thread.run(self._release)))
-            self._released.add_done_callback(lambda done: then())
-            if self._is_large:
-                self._released.add_done_callback(_trim_memory)
-        return self._released
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise SessionGone("the session has ended")
-
-    def _release(self) -> None:
-        releases, self._releases = self._releases, []
-        for release in releases:
-            try:
-                release()
-            except Exception as error:  # the others free what they hold
-                self._thread.note(error)
-                get_logger().exception("session.release_failed")
-
-
-def _trim_memory(released: asyncio.Future[None]) -> None:
-    released.get_loop().run_in_executor(None, trim_memory)
-
-
-async def plan_session(
-    model: VideoLM, request: SessionStart, num_frames: int, frame_size: tuple[int, int] | None
-) -> PromptPlan:
-    """The prompt of a session, planned on another thread: positions of a long video take tens of milliseconds. Raises
-    what `VideoLM.plan_prompt` and `plan_text` do."""
-    if not request.has_video:
-        return await asyncio.to_thread(model.plan_text, request.prompt)
-    return await asyncio.to_thread(
-        model.plan_prompt,
-        request.prompt,
-        num_frames,
-        frame_size=frame_size,
-        seconds_per_frame=request.seconds_per_frame,
-        times_s=request.times_s,
-    )
-
-
-def frames_bytes(num_frames: int, frame_size: tuple[int, int] | None) -> int:
-    """What frames of this height and width take; 0 of a size that is not known."""
-    height, width = frame_size or (0, 0)
-    return num_frames * height * width * 3
-
-
-def encode_blocks(model: VideoLM, work: SessionWork, num_frames: int) -> Iterator[tuple[torch.Tensor, float]]:
-    """Video embeddings [tokens, hidden] of one block of the session's frames after another, with the seconds of each.
-    The next block's pixels are made on another thread meanwhile. Raises `SessionGone` when the session ends."""
-    at_once = frames_at_once(model.info.device, work.received_frames.shape[1:3])
-    size = max(FRAMES_PER_BLOCK, at_once)
-    blocks = [slice(first, first + size) for first in range(0, num_frames, size)]
-
-    def prepare(block: slice) -> Future[list[Pixels]]:
-        return _preprocessing.submit(model.preprocess, work.received_frames[block], num_frames)
-
-    ahead = prepare(blocks[0])
-    try:
-        for following in (*blocks[1:], None):
-            started = time.perf_counter()
-            pixels = ahead.result()
-            if following is not None:
-                ahead = prepare(following)
-            embeddings = model.encode(pixels)
-            del pixels
-            yield embeddings, time.perf_counter() - started
-    finally:
-        ahead.cancel()  # what waits in that thread's queue knows the frames
-
-
-# -- batcher ----------------------------------------------------------------------------------------------------------
 
 MAX_STEPS = 32
 """Most sessions in one pass; the others are in the next."""
@@ -343,21 +155,19 @@ class StepBatcher:
         """`step_each`; the pass carries what rides. A pass that fails with it is tried without."""
         if self._rides is None:
             return step_each(run, batch)
-        num_rows = sum(num_new(window) for _, window in batch)
-        started, failure = time.perf_counter(), None
-        try:
-            outcomes = list[RowsT | Exception](run(batch, ride)) if ride is not None else step_each(run, batch)
-        except Exception as error:
-            if is_device_lost(error):
-                return [error] * len(batch)
-            failure, outcomes = error, step_each(run, batch)
-        if not any(isinstance(outcome, Exception) for outcome in outcomes):
-            if failure is None:
-                self._rides.passed(num_rows, ride, time.perf_counter() - started)
-            else:
-                self._rides.failed(failure)
-        del failure  # its traceback leads here
-        return outcomes
+        started = time.perf_counter()
+        rows = _attempt(partial(run, batch, ride))
+        if not isinstance(rows, Exception):
+            self._rides.passed(sum(num_new(window) for _, window in batch), ride, time.perf_counter() - started)
+            return [*rows]
+        if ride is None or is_device_lost(rows):
+            return _apart(run, batch, rows)
+        failure, rows = rows, _attempt(partial(run, batch))
+        if isinstance(rows, Exception):
+            self._rides.failed(None)
+            return _apart(run, batch, rows)
+        self._rides.failed(failure)
+        return [*rows]
 
     def _note_errors(self, outcomes: Sequence[object]) -> None:
         for outcome in outcomes:
@@ -379,12 +189,28 @@ def step_each(
 
     A pass that fails changes no session, so each is then tried alone, and one that cannot go on harms no other.
     """
-    try:
-        return list(run(batch))
-    except Exception as error:
-        if len(batch) == 1 or is_device_lost(error):
-            return [error] * len(batch)
+    rows = _attempt(partial(run, batch))
+    return _apart(run, batch, rows) if isinstance(rows, Exception) else [*rows]
+
+
+def _apart(
+    run: Callable[[Sequence[tuple[DecodeState, Window]]], Sequence[RowsT]],
+    batch: Sequence[tuple[DecodeState, Window]],
+    error: Exception,
+) -> list[RowsT | Exception]:
+    """After a packed pass that failed so: every session alone."""
+    if len(batch) == 1 or is_device_lost(error):
+        return [error] * len(batch)
     return [outcome for part in batch for outcome in step_each(run, [part])]
+
+
+def _attempt(run: Callable[[], RowsT]) -> RowsT | Exception:
+    """What `run` returns or raises. What it held when it failed is let go: a pass that is tried again needs room."""
+    try:
+        return run()
+    except Exception as error:
+        traceback.clear_frames(error.__traceback__)
+        return error
 
 
 def _tell(step: Step, outcome: Tensor | GreedyRows | Exception, facts: PassFacts) -> bool:

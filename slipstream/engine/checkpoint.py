@@ -5,9 +5,11 @@ import json
 import math
 import os
 import re
+import threading
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ _CODES = ("F8", "F6", "F4", "I8", "U8", "I4", "U4")
 """How kinds of numbers begin, as safetensors names them, that stand for weights and are none."""
 _MAX_HEADER_BYTES = 100_000_000
 """Of a file of safetensors, as its own library has it."""
+_BLOCK_BYTES = 1024**2
+"""Of a file that is digested, before it is asked whether that is still wanted."""
 _POINTER = b"version https://git-lfs"
 """How a file begins that Git LFS has not fetched yet."""
 _FETCH = "fetch what is missing with `hf download`, or check the network and HF_HUB_OFFLINE"
@@ -105,16 +109,17 @@ class Checkpoint:
         others, whatever the configuration says or does not."""
         return sum(_num_weights(self.ref, file) for file in self.path.glob("*.safetensors"))
 
-    def revision(self) -> str:
+    def revision(self, given_up: threading.Event | None = None) -> str:
         """SHA-256 over the names and digests of all files that the model is made from.
 
         Reads the weights, except in the hub's cache, whose files are named by their digests: a shard a core, so that
-        it takes no longer than loading them does.
+        it takes no longer than loading them does. Raises `CancelledError` soon after it was given up.
         """
         paths = sorted({path for pattern in _HUB_FILES for path in self.path.glob(pattern) if path.is_file()})
         with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="digest") as threads:
             lines = [
-                f"{path.name} {digest}\n" for path, digest in zip(paths, threads.map(_file_digest, paths), strict=True)
+                f"{path.name} {digest}\n"
+                for path, digest in zip(paths, threads.map(partial(_file_digest, given_up), paths), strict=True)
             ]
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -135,12 +140,17 @@ def _num_weights(ref: str, file: Path) -> int:
     return num_weights
 
 
-def _file_digest(path: Path) -> str:
+def _file_digest(given_up: threading.Event | None, path: Path) -> str:
     real = path.resolve()
     if path.is_symlink() and real.parent.name == "blobs" and _SHA256_NAME.fullmatch(real.name):
         return real.name
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(_BLOCK_BYTES):
+            if given_up is not None and given_up.is_set():
+                raise CancelledError
+            digest.update(block)
+    return digest.hexdigest()
 
 
 # -- where it is ------------------------------------------------------------------------------------------------------

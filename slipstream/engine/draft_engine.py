@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from slipstream.budget import Admission, Memory
-from slipstream.engine.batcher import SessionWork, encode_blocks, frames_bytes, plan_session
 from slipstream.engine.draft_session import DraftLine, DraftSession, checked_growth
 from slipstream.engine.line_writer import LineWriter
 from slipstream.engine.prefix_cache import ByteLru, frames_digest
+from slipstream.engine.session_work import SessionWork, encode_blocks, frames_bytes, plan_session
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import Prefill, VideoLM
 from slipstream.errors import ProtocolViolation, SlipstreamError

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from slipstream.budget import Reservation
-from slipstream.engine.batcher import SessionWork
 from slipstream.engine.branches import Branches
 from slipstream.engine.segments import Window
+from slipstream.engine.session_work import SessionWork
 from slipstream.engine.video_lm import PromptPlan
 from slipstream.engine.written_tree import Ranked, WrittenTree
 from slipstream.errors import InvalidRequest

@@ -233,7 +233,7 @@ def _rows(last_token: int, request: JudgeRequest) -> Window:
 
 def _make_drafter(session: TargetSession, costs: WindowCosts, longest_window: int | None) -> LocalDrafter:
     assert session.drafter_type is not None
-    hints = session.request.hints
+    hints, strict_width = session.request.hints, 0 if longest_window is None else longest_window + 1
     return session.drafter_type(
         DraftingSession(
             plan=session.plan,
@@ -241,7 +241,7 @@ def _make_drafter(session: TargetSession, costs: WindowCosts, longest_window: in
             attention=session.attention,
             sampler=session.sampler,
             num_kept=session.request.self_draft_kept,
-            max_new_tokens=session.request.max_new_tokens,
+            headroom=session.request.max_new_tokens + strict_width,
             vocab_size=session.sampler.vocab_size,
             max_rows=min(hints.max_rows if hints else 0, longest_window or MAX_ROWS),
             as_chain=longest_window is not None,

@@ -1,7 +1,6 @@
 """Writes the draft's lines: the rounds of passes on the model's thread, and what leaves of each line. Knows no wire."""
 
 import asyncio
-import contextlib
 import math
 import threading
 import time
@@ -17,7 +16,8 @@ from slipstream.engine.forward import Begun, DecodeState
 from slipstream.engine.segments import Window
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM
-from slipstream.errors import ProtocolViolation
+from slipstream.errors import ProtocolViolation, SlipstreamError
+from slipstream.logs import get_logger
 from slipstream.session_messages import DraftTokens
 from slipstream.speculation.pacing import PassMean, WindowCosts
 from slipstream.speculation.protocol import MoveLine, RestartLine, TokenTree
@@ -55,6 +55,8 @@ class LineWriter:
         """Sessions whose tokens the model writes so together; of more it was seen to refuse."""
         self._prepared: set[int] = set()
         """Rows of which there was a pass."""
+        self._told: set[tuple[str, type[Exception]]] = set()
+        """Of what went wrong and a pass made up for; see `_tell_once`."""
         self._loop = asyncio.get_running_loop()
 
     def wake(self, session: DraftSession) -> None:
@@ -214,8 +216,9 @@ class LineWriter:
         ahead, started = ahead_of(sessions), time.perf_counter()
         try:
             written = self._model.write_ahead(batch, num_tokens, ahead.note)
-        except Exception:
-            return False  # a step of one token finds out whose fault it is
+        except Exception as error:  # a step of one token finds out whose fault it is
+            self._tell_once("draft.write_ahead_failed", error)
+            return False
         if written is None:
             self._most_ahead = min(self._most_ahead, len(sessions) - 1)
             return False
@@ -287,9 +290,17 @@ class LineWriter:
     def _by_rows(self, state: DecodeState, window: Window) -> torch.Tensor | None:
         """Those of one session, of few tokens: they may round as they like. None: this takes a pass, which also finds
         out what is wrong."""
-        with contextlib.suppress(Exception):
+        try:
             return self._model.read_nodes(state, window if isinstance(window, TokenTree) else TokenTree.chain(window))
-        return None
+        except Exception as error:
+            self._tell_once("draft.rows_failed", error)
+            return None
+
+    def _tell_once(self, event: str, error: Exception) -> None:
+        """What a pass goes on without would come again with every token: each kind of error is logged once."""
+        if (told := (event, type(error))) not in self._told and not isinstance(error, SlipstreamError):
+            self._told.add(told)
+            get_logger().warning(event, exc_info=error)
 
     def _learn(self, num_rows: int, seconds: float) -> None:
         """What a pass over nodes alone took, by its rows beyond one a session, or a token `AHEAD`. The first one of so

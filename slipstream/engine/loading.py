@@ -2,9 +2,10 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from importlib import import_module
 from typing import Any, cast
@@ -92,8 +93,7 @@ def load_model(
         _check_room(checkpoint, torch_dtype, torch_device, size)
     if group is not None:
         group.connect(torch_device)
-    with ThreadPoolExecutor(1, thread_name_prefix="digest") as digesting:
-        revision = digesting.submit(_revision, checkpoint, group)
+    with _digested(checkpoint, group) as revision:
         try:
             tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
             model = _load_weights(checkpoint, torch_dtype, torch_device, group)
@@ -219,9 +219,18 @@ def _free_bytes(device: torch.device) -> int | None:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
-def _revision(checkpoint: Checkpoint, group: Group | None) -> str:
-    """Of a follower, which nobody asks, none: it would read the whole checkpoint for a share of it."""
-    return checkpoint.revision() if group is None or group.rank == 0 else ""
+@contextmanager
+def _digested(checkpoint: Checkpoint, group: Group | None) -> Iterator[Future[str]]:
+    """Its revision, while it is loaded; given up where that fails. Of a follower, which nobody asks, none: it would
+    read the whole checkpoint for a share of it."""
+    given_up = threading.Event()
+    with ThreadPoolExecutor(1, thread_name_prefix="digest") as digesting:
+        try:
+            is_asked = group is None or group.rank == 0
+            yield digesting.submit(checkpoint.revision, given_up) if is_asked else digesting.submit(str)
+        except BaseException:
+            given_up.set()
+            raise
 
 
 def _load_weights(

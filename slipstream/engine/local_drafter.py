@@ -78,7 +78,8 @@ class DraftingSession:
     sampler: TargetSampler
     num_kept: int
     """Video tokens that were asked for, for a drafter that sees a part of them."""
-    max_new_tokens: int
+    headroom: int
+    """Tokens that a cache of the drafter's own takes behind the prompt: the answer, and what fills up its last step."""
     vocab_size: int
     max_rows: int = 0
     """Most rows of a tree of hints."""

@@ -56,6 +56,8 @@ class Rides:
         self._thread = thread
         self._planner = RidePlanner(share)
         self._prompts: list[RidingPrompt] = []
+        self._rider: RidingPrompt | None = None
+        """Whose rows the newest pass was to carry."""
         self._moved: RidingPrompt | None = None
         self._is_queued = False
 
@@ -73,10 +75,10 @@ class Rides:
 
     def next_ride(self, num_rows: int, *, beside_people: bool) -> Ride | None:
         """What a pass over so many rows is to carry; see `RidePlanner.next_counts`."""
-        prompt = self._first()
-        if prompt is None:
+        self._rider = self._first()
+        if self._rider is None:
             return None
-        prefill = prompt.prefill
+        prefill = self._rider.prefill
         counts = self._planner.next_counts(num_rows, prefill.num_done, prefill.num_rows, beside_people=beside_people)
         return Ride(prefill, counts) if counts.most else None
 
@@ -84,14 +86,19 @@ class Rides:
         """The pass over so many rows, with what it carried, took so long."""
         extra_s = self._planner.observe(num_rows, ride.counts if ride is not None else RideCounts(0, 0), seconds)
         if ride is not None:
-            self._moved = self._prompts[0]
+            assert self._rider is not None, "a ride is somebody's"
+            self._moved = self._rider
             self._moved.spend(ride.counts, extra_s)
             self._moved.carried += sum(ride.prompt.work_of(ride.counts))
 
-    def failed(self, error: Exception) -> None:
-        """The pass went well without the rows that it was to carry: their prompt ends."""
-        self._moved = self._prompts.pop(0)
-        self._moved.failure = error
+    def failed(self, error: Exception | None) -> None:
+        """A pass failed, of whose rows some may have run. `error`: it went well without them, and their prompt ends
+        with this."""
+        assert self._rider is not None, "a ride is somebody's"
+        self._moved = self._rider
+        if error is not None:
+            self._moved.failure = error
+            self.leave(self._moved)
 
     def go_on(self) -> None:
         """After a pass, when those who wait for their tokens have them: the prompt whose rows rode goes on."""

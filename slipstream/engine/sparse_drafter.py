@@ -21,7 +21,7 @@ class SparseDrafter(LocalDrafter):
         assert session.attention is not None, "recorded while the prompt ran"
         self._dense = session.state
         self._sampler = session.sampler
-        self.state = SparseState(session.state, session.attention, session.num_kept, headroom=session.max_new_tokens)
+        self.state = SparseState(session.state, session.attention, session.num_kept, headroom=session.headroom)
 
     def draft(self, committed: Sequence[int], num_tokens: int) -> Drafting:
         drafted: list[int] = []

@@ -159,9 +159,10 @@ class ModelServiceConfig(WireOptions):
         if self.static_steps == "on" or (self.static_steps == AUTO and on_cuda):
             try:
                 await thread.run(lambda: try_static_steps(model, num_bytes, fix_widths=fix_widths and on_cuda))
-            except ModelNotUsable as error:
+            except (ModelNotUsable, torch.OutOfMemoryError) as error:
+                why = str(error).partition("\n")[0]
                 advice = f"set a lower {' or '.join(self.pool_flags)}, or start with --static-steps off"
-                raise ModelNotUsable(f"{error}; {advice}") from error
+                raise ModelNotUsable(f"{why}; {advice}") from error
 
     @property
     def frames_budget_bytes(self) -> int:

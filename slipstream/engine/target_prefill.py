@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from slipstream.budget import Reservation
-from slipstream.engine.batcher import SessionWork, encode_blocks
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.local_drafter import HintRoom, LocalDrafter
 from slipstream.engine.open_pulls import OpenPulls
@@ -21,6 +20,7 @@ from slipstream.engine.prefix_cache import PrefixCache, PrefixKey, VideoPrefix
 from slipstream.engine.rides import Rides, RidingPrompt
 from slipstream.engine.row_prefill import RowPrefill
 from slipstream.engine.segments import Observer
+from slipstream.engine.session_work import SessionWork, encode_blocks
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.thread import Pause
 from slipstream.engine.video_lm import Prefill, PromptPlan, VideoLM
@@ -189,7 +189,6 @@ class PromptPass:
         self._riding = riding = rides.join(prefill)
         video_states, num_told = None, 0
         while not prefill.is_done:
-            riding.check()  # its rows may have failed while its events were told
             yield riding
             riding.check()
             if video_states is None and self._keeps_states and prefill.num_done.first == prefill.num_rows:

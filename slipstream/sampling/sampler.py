@@ -85,21 +85,22 @@ class Warp:
         return logits.index_copy(1, columns, torch.where(rows >= since, penalties, scores))
 
     def likeliest(self, logits: Tensor, output: Sequence[int], window: Sequence[int] = ()) -> list[int]:
-        """The greedy choice of each row, after the penalty. Raises like `probabilities`."""
-        scores = self.penalised(logits, output, window)
-        choices: list[int] = largest_of(scores).tolist()  # one wait for a GPU
-        _check_finite(min(choices) > NO_TOKEN)
+        """The greedy choice of each row, after the penalty; `NO_TOKEN` where there is none."""
+        choices: list[int] = largest_of(self.penalised(logits, output, window)).tolist()  # one wait for a GPU
         return choices
 
     def probabilities(self, logits: Tensor, output: Sequence[int], window: Sequence[int] = ()) -> Tensor:
-        """Float64 [n, vocab], each row summing to 1; tokens that top-k and top-p leave out have exactly 0.
+        """Float64 [m, vocab], each row summing to 1; tokens that top-k and top-p leave out have exactly 0.
 
         Tokens as likely as the last one that is kept are kept too, so that ties do not depend on the order of a sort.
-        Raises `SlipstreamError` when the logits hold NaN or no finite maximum.
+        They are the rows up to the first whose logits hold NaN or no finite maximum. Raises `SlipstreamError` where
+        that is the first of all.
         """
         scores = self.penalised(logits, output, window).to(torch.float64)
-        best = _finite(scores.amax(dim=-1, keepdim=True))
-        scores = (scores - best).div_(self.params.temperature)
+        best = scores.amax(dim=-1, keepdim=True)  # a NaN anywhere in a row is its best
+        num_sound = int(best.isfinite().cumprod(dim=0).sum())  # one wait for a GPU
+        _check_finite(num_sound > 0)
+        scores = (scores[:num_sound] - best[:num_sound]).div_(self.params.temperature)
         if 0 < self.params.top_k < self.vocab_size:
             floor = scores.topk(self.params.top_k, dim=-1).values[:, -1:]
             scores = scores.masked_fill_(scores < floor, -torch.inf)
@@ -122,12 +123,6 @@ def largest_of(logits: Tensor) -> Tensor:
     """The likeliest token of each row, int64 [n], on the logits' device; `NO_TOKEN` where that is no finite number."""
     choice = logits.argmax(dim=-1, keepdim=True)
     return torch.where(logits.gather(-1, choice).isfinite(), choice, NO_TOKEN)[:, 0]
-
-
-def _finite(best: Tensor) -> Tensor:
-    """The best score of each row; a NaN anywhere in a row is its best."""
-    _check_finite(bool(best.isfinite().all()))
-    return best
 
 
 def _check_finite(is_finite: bool) -> None:
@@ -180,7 +175,8 @@ class TargetSampler:
         proposals: Sequence[Proposal] = (),
         largest: Sequence[int] = (),
     ) -> tuple[int, int]:
-        """Length of the accepted prefix of the window, and the target's own next token.
+        """Length of the accepted prefix of the window, and the target's own next token. What comes behind a token that
+        is not accepted may be anything: plain decoding would never see those rows.
 
         Args:
             logits: fp32 [len(window) + 1, vocab], those after the committed text, after `window[:1]`, and so on.
@@ -190,16 +186,15 @@ class TargetSampler:
                 logits are not finite. Then nothing is read from the device.
 
         Raises:
-            SlipstreamError: logits that are not finite.
+            SlipstreamError: logits that are not finite, in a row that the text rests on.
         """
         if len(logits) != len(window) + 1:
             raise ValueError(f"a window of {len(window)} needs {len(window) + 1} rows of logits, not {len(logits)}")
-        if largest:
-            assert self.takes_largest, "others choose by more than the largest"
-            _check_finite(min(largest) > NO_TOKEN)
-            return accept_greedy(window, largest)
+        assert not largest or self.takes_largest, "others choose by more than the largest"
         if self.params.greedy:
-            return accept_greedy(window, self._warp.likeliest(logits, committed, window))
+            accepted, own = accept_greedy(window, largest or self._warp.likeliest(logits, committed, window))
+            _check_finite(own > NO_TOKEN)
+            return accepted, own
         for index, token in enumerate(self._decide(logits, committed, window, proposals)):
             if index == len(window) or token != window[index]:
                 return index, token
@@ -209,6 +204,7 @@ class TargetSampler:
         """The greedy choice behind `committed`, and how likely it and the candidates are, from logits [1, vocab].
         Raises like `judge`."""
         (own_token,) = self._warp.likeliest(logits, committed)
+        _check_finite(own_token > NO_TOKEN)
         log_ps = self._warp.penalised(logits, committed)[0].to(torch.float64).log_softmax(dim=-1)
         own, *others = log_ps[upload(torch.tensor([own_token, *candidates]), log_ps.device)].tolist()
         return Rating(own_token, own, others)
@@ -226,6 +222,7 @@ class TargetSampler:
                 yield from self._test(target, position, block_window, block_proposals)
             else:
                 yield from self._races.choose(target, position)
+            _check_finite(len(target) == len(block))
 
     def _test(
         self, target: Tensor, position: int, window: Sequence[int], proposals: Sequence[Proposal]
@@ -275,7 +272,9 @@ class DraftSampler:
         """
         rows = logits[None, : self.vocab_size]
         if self.params.greedy:
-            return self._warp.likeliest(rows, output)[0], None
+            (token,) = self._warp.likeliest(rows, output)
+            _check_finite(token > NO_TOKEN)
+            return token, None
         if self.params.draws_from_all:
             return self._race_of_all(rows, output), None
         draft = self._warp.probabilities(rows, output)
@@ -313,9 +312,10 @@ class DraftSampler:
             draft = self._warp.probabilities(rows, output)[0]
             arrived: list[int] = self._races.ranked(draft, len(output), count).tolist()
             return arrived
-        self._warp.likeliest(rows, output)
-        best: list[int] = self._warp.penalised(rows, output)[0].topk(min(count, rows.shape[-1])).indices.tolist()
-        return best
+        largest, best = self._warp.penalised(rows, output)[0].topk(min(count, rows.shape[-1]))
+        _check_finite(math.isfinite(largest[0]))  # a NaN comes first
+        tokens: list[int] = best.tolist()
+        return tokens
 
     def candidates(self, logits: Tensor, output: Sequence[int], count: int) -> tuple[list[int], list[float]]:
         """`rank`, without tokens that cannot follow, and how sure the draft is of each of them.

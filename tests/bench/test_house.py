@@ -67,6 +67,7 @@ CAME_WITH = {
     "times of packets, apart from containers; the clock of recordings that were joined": 2,
     "what a pass costs all whom it serves": 1,
     "rows of a small draft: who writes them, their compiled code; the runner apart from its layers": 3,
+    "a session's work, apart from the passes that its steps share": 1,
     "waits for other ranks that nothing else ends; a follower's side of the ranks, apart from rank 0's": 2,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""

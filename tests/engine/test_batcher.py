@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from slipstream.engine import DecodeState, video_lm
-from slipstream.engine import batcher as batcher_module
+from slipstream.engine import session_work as work_module
 from slipstream.engine import thread as threads
-from slipstream.engine.batcher import FRAMES_PER_BLOCK, Step, StepBatcher, encode_blocks, step_each
+from slipstream.engine.batcher import Step, StepBatcher, step_each
 from slipstream.engine.segments import GreedyRows, Window
+from slipstream.engine.session_work import FRAMES_PER_BLOCK, encode_blocks
 from slipstream.engine.thread import Lane
 from slipstream.errors import LimitExceeded, SessionGone
 from slipstream.session_messages import PassFacts
@@ -323,7 +324,7 @@ def test_an_abandoned_video_keeps_no_frames(monkeypatch: pytest.MonkeyPatch) -> 
             asked[0].set_result(len(frames))
         return asked[-1]
 
-    monkeypatch.setattr(batcher_module, "_preprocessing", SimpleNamespace(submit=submit))
+    monkeypatch.setattr(work_module, "_preprocessing", SimpleNamespace(submit=submit))
     info = SimpleNamespace(device="cpu")
     model: Any = SimpleNamespace(preprocess=None, encode=lambda num_frames: num_frames, info=info)
     work: Any = SimpleNamespace(received_frames=random_frames(40, 0, (8, 8)))

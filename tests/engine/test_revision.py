@@ -1,10 +1,18 @@
 """A checkpoint's revision: which files it stands for, and that it is the same wherever they lie."""
 
 import hashlib
+import json
 import shutil
+import threading
+from concurrent.futures import CancelledError
 from pathlib import Path
 
+import pytest
+
+from slipstream.engine import checkpoint as checkpoint_module
+from slipstream.engine import load_model
 from slipstream.engine.checkpoint import Checkpoint
+from slipstream.errors import ModelNotUsable
 from tests.engine.conftest import Pair
 
 
@@ -39,3 +47,27 @@ def test_blobs_of_the_hubs_cache_are_trusted_by_their_names(pair: Pair, tmp_path
     assert checkpoint.revision() == pair.ours.info.revision
     (blobs / digest).write_bytes(b"not read")
     assert checkpoint.revision() == pair.ours.info.revision
+
+
+def test_a_checkpoint_that_cannot_be_loaded_is_not_digested_to_its_end(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which would take minutes for a large one, before anybody is told what is wrong with it."""
+    copy = Path(shutil.copytree(pair.path, tmp_path / "copy"))
+    tokenizer = json.loads((copy / "tokenizer.json").read_text())
+    (copy / "tokenizer.json").write_text(json.dumps(tokenizer | {"model": {}}))
+    digested = list[Exception]()
+    digest = checkpoint_module._file_digest
+
+    def slow(told: threading.Event, path: Path) -> str:
+        assert told.wait(60), "the load has failed by then"
+        try:
+            return digest(told, path)
+        except CancelledError as error:
+            digested.append(error)
+            raise
+
+    monkeypatch.setattr(checkpoint_module, "_file_digest", slow)
+    with pytest.raises(ModelNotUsable, match="cannot be loaded"):
+        load_model(str(copy))
+    assert digested

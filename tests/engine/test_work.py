@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 import structlog
 
-from slipstream.engine.batcher import SessionWork
+from slipstream.engine.session_work import SessionWork
 from slipstream.engine.thread import Lane, ModelThread
 
 MANY = 50

@@ -92,6 +92,21 @@ def test_logits_that_are_no_numbers_are_told(bad: float) -> None:
                 DraftSampler(params, (), VOCAB).choose(logits, ())
 
 
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(repetition_penalty=1.3), HOT, REJECTION])
+def test_logits_behind_a_rejection_may_be_anything(params: SamplingParams) -> None:
+    """Plain decoding never sees them: only who accepts the tokens before them is told."""
+    logits, window = some_logits(4), list[int]()
+    target = TargetSampler(params, (), VOCAB)
+    for row in logits[:3]:
+        window.append(target.judge(row[None], window, ())[1])
+    first, second = ((token + 1) % VOCAB for token in window[:2])
+    logits[2:] = torch.nan
+    assert target.judge(logits, (), [first, 0, 0]) == (0, window[0])
+    assert target.judge(logits, (), [window[0], second, 0]) == (1, window[1])
+    with pytest.raises(SlipstreamError, match="not finite"):
+        target.judge(logits, (), window)
+
+
 def test_greedy_is_the_argmax() -> None:
     logits = some_logits(3)
     choices = logits.argmax(dim=-1).tolist()

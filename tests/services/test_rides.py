@@ -13,7 +13,7 @@ from slipstream.engine import VideoLM, load_model
 from slipstream.engine import rides as rides_module
 from slipstream.engine.ride_plan import RideCounts, RidePlanner
 from slipstream.engine.rides import Rides, RidingPrompt
-from slipstream.engine.row_prefill import RowPrefill
+from slipstream.engine.row_prefill import Ride, RowPrefill
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.target_prefill import TargetSession
 from slipstream.engine.thread import ModelThread
@@ -289,3 +289,44 @@ async def test_rows_that_fail_end_their_own_session_only(
         monkeypatch.undo()
         text, _ = await captioned(engine, 5, in_background=True, sampling="greedy")
         assert len(text) == NUM_TOKENS
+
+
+async def test_a_pass_that_fails_without_its_riders_too_ends_none_of_them(
+    model: VideoLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even one whose last rows it has run: nobody else would tell it to go on."""
+
+    def whatever_is_left(
+        planner: RidePlanner, num_rows: int, done: RideCounts, prompt_rows: int, *, beside_people: bool
+    ) -> RideCounts:
+        return RideCounts(prompt_rows - done.first, prompt_rows - done.second)
+
+    run, step = RowPrefill.run_along, model.step_and_choose
+
+    def fails_behind_its_rows(prefill: RowPrefill, batch: list, counts: RideCounts) -> list[torch.Tensor]:  # type: ignore[type-arg]
+        run(prefill, batch, counts)
+        raise RuntimeError("out of memory")
+
+    def fails_alone(batch: object, ride: Ride | None = None) -> object:
+        if ride is None:
+            raise RuntimeError("out of memory")
+        return step(batch, ride)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RidePlanner, "next_counts", whatever_is_left)
+    async with running(model, 0.0) as engine:
+        expected, _ = await captioned(engine, 1, in_background=True, sampling="greedy")
+    async with running(model, 1.0) as engine:
+        host = await opened(engine, "host", 0, in_background=True, sampling="greedy")
+        assert [event async for event in engine.prefill(host)]
+        rides = engine._rides
+        assert rides is not None
+        with monkeypatch.context() as failing:
+            failing.setattr(Rides, "_queue_alone", lambda rides: None)
+            failing.setattr(RowPrefill, "run_along", fails_behind_its_rows)
+            failing.setattr(model, "step_and_choose", fails_alone)
+            rider = asyncio.create_task(captioned(engine, 1, in_background=True, sampling="greedy"))
+            await eventually(lambda: rides._prompts)
+            with pytest.raises(RuntimeError, match="out of memory"):
+                await decoded(engine, host)
+        text, _ = await rider
+        assert text == expected
