@@ -1,10 +1,11 @@
 """A stack of real processes that many tests share. It and its users live on the session's event loop."""
 
+import gc
 import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -19,13 +20,17 @@ from slipstream.stack.local import Stack
 from tests.support.forked_services import START_AFRESH, services_forked
 from tests.support.processes import check_logs
 from tests.support.variants import leave_to_long
-from tests.support.world import World, make_world
+
+if TYPE_CHECKING:
+    from tests.support.world import World
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "one_in(number, parameters): see `tests.support.variants`")
     # Whether a draft takes part must not depend on how it did in other tests, on a machine that may have been busy.
     os.environ["SLIPSTREAM_GATEWAY_GATE_MEMORY"] = "false"
+    if hasattr(config, "workerinput"):
+        gc.disable()  # until `pytest_collection_finish`
     # A shell starts what runs in its background with Ctrl-C ignored, and processes of the tests would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Each worker looks for free ports among its own: two could find the same one before either listens there.
@@ -78,6 +83,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: rank.get(scope_of(item.nodeid), len(rank)))
 
 
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays to the end: no collection looks at it, which would take half a second."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(autouse=True)
 def logs_as_they_were() -> Iterator[None]:
     """Whoever configures logs in this process writes to a stream that ends with the test; the next one has its own."""
@@ -103,12 +115,14 @@ def started_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+def world(tmp_path_factory: pytest.TempPathFactory) -> "World":
+    from tests.support.world import make_world  # torch, which the process that only hands out tests does without
+
     return make_world(tmp_path_factory.mktemp("world"))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def stack(world: World) -> AsyncIterator[Stack]:
+async def stack(world: "World") -> AsyncIterator[Stack]:
     """Target, draft and gateway; whoever harms one of them starts a stack of their own."""
     async with Stack(world.stack_options()) as running:
         yield running

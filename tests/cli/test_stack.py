@@ -41,7 +41,6 @@ def options(tmp_path: Path) -> StackOptions:
         target_model=tmp_path / "target",
         draft_model=tmp_path / "draft",
         modules=MODULES,
-        env={"PYTHONPATH": str(ROOT)},
         start_timeout_s=30,
     )
 
@@ -62,6 +61,7 @@ def is_alive(pid: int) -> bool:
 
 
 def environment_of(pid: int) -> list[str]:
+    """Of a service that was started afresh: a forked one shows its server's."""
     return Path(f"/proc/{pid}/environ").read_text().split("\0")
 
 
@@ -81,6 +81,7 @@ async def test_runs_without_a_draft(options: StackOptions) -> None:
         assert sorted(stack.processes) == ["gateway", "target"]
 
 
+@pytest.mark.usefixtures("started_afresh")
 async def test_a_killed_service_is_started_again(options: StackOptions) -> None:
     reports: list[str] = []
     async with Stack(options, reports.append) as stack:
@@ -93,6 +94,7 @@ async def test_a_killed_service_is_started_again(options: StackOptions) -> None:
     assert reports[0].startswith("draft was killed by SIGKILL")
 
 
+@pytest.mark.usefixtures("started_afresh")
 async def test_the_archives_queue_outlives_its_server(
     options: StackOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +115,7 @@ async def test_the_archives_queue_outlives_its_server(
     assert (tmp_path / "data" / "redis").exists()
 
 
+@pytest.mark.usefixtures("started_afresh")
 async def test_a_redis_that_is_given_needs_no_server(options: StackOptions) -> None:
     async with Stack(replace(options, archive=True, redis="redis://127.0.0.1:1")) as stack:
         assert stack.queue is None
@@ -120,6 +123,7 @@ async def test_a_redis_that_is_given_needs_no_server(options: StackOptions) -> N
         assert "SLIPSTREAM_GATEWAY_REDIS=redis://127.0.0.1:1" in environment
 
 
+@pytest.mark.usefixtures("started_afresh")
 async def test_without_the_archive_no_queue_of_the_environment_is_joined(
     options: StackOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,13 +133,15 @@ async def test_without_the_archive_no_queue_of_the_environment_is_joined(
         assert f"{local.REDIS_VARIABLE}=" in environment_of(stack.processes["gateway"].pid)
 
 
-async def test_a_service_may_stay_dead_on_request(options: StackOptions) -> None:
-    async with Stack(replace(options, restart=False)) as stack:
+async def test_a_service_may_stay_dead_on_request(options: StackOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "FIRST_BACK_OFF_S", 0.0)
+    reports: list[str] = []
+    async with Stack(replace(options, restart=False), reports.append) as stack:
         draft = stack.processes["draft"]
         os.kill(draft.pid, signal.SIGKILL)
         assert await draft.wait_exit() == -signal.SIGKILL
         await asyncio.sleep(0.5)
-        assert draft.starts == 1
+        assert draft.starts == 1 and reports == [], "a death is reported before anything waits"
 
 
 async def test_a_crash_loop_ends_the_stack(options: StackOptions, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +151,7 @@ async def test_a_crash_loop_ends_the_stack(options: StackOptions, monkeypatch: p
             await asyncio.wait_for(stack.wait_failed(), 240)
 
 
+@pytest.mark.usefixtures("started_afresh")
 async def test_a_failed_start_tells_the_last_error_of_the_log(options: StackOptions) -> None:
     with pytest.raises(InvalidConfig, match=r"^target ended with exit status 2: the weights are damaged \(log: "):
         await Stack(behave(options, target="fail")).__aenter__()
@@ -185,6 +192,7 @@ async def test_logs_are_bounded(options: StackOptions, monkeypatch: pytest.Monke
         await asyncio.wait_for(stack.wait_started("target", 2), 120)
 
 
+@pytest.mark.usefixtures("started_afresh")
 async def test_services_are_given_nothing_of_others(options: StackOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIPSTREAM_TOKEN", "secret")
     monkeypatch.setenv("SLIPSTREAM_GATEWAY_LISTEN", "ignored:1")
@@ -367,7 +375,7 @@ from pathlib import Path
 from slipstream.stack.local import Stack, StackOptions
 async def main():
     options = StackOptions(Path({str(options.target_model)!r}), Path({str(options.draft_model)!r}),
-                           modules={MODULES!r}, env={dict(options.env)!r})
+                           modules={MODULES!r}, env={{"PYTHONPATH": {str(ROOT)!r}}})
     async with Stack(options) as stack:
         print(*(process.pid for process in stack.processes.values()), flush=True)
         await stack.wait_failed()
@@ -388,7 +396,7 @@ asyncio.run(main())
 def test_caption_runs_a_stack_of_its_own(
     options: StackOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(common_module, "StackOptions", partial(StackOptions, modules=MODULES, env=options.env))
+    monkeypatch.setattr(common_module, "StackOptions", partial(StackOptions, modules=MODULES))
     video = str(good_video(tmp_path / "a.mp4"))
     folders = ["--target", str(options.target_model), "--draft", str(options.draft_model)]
     assert run(["caption", video, "--json", *folders]) == 0
@@ -403,7 +411,7 @@ def test_who_captions_with_the_pocket_models_is_told_once(
     options: StackOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(local, "POCKET_DIR", tmp_path / "pocket")
-    monkeypatch.setattr(common_module, "StackOptions", partial(StackOptions, modules=MODULES, env=options.env))
+    monkeypatch.setattr(common_module, "StackOptions", partial(StackOptions, modules=MODULES))
     videos = [str(good_video(tmp_path / name)) for name in ("a.mp4", "b.mp4")]
     assert run(["caption", *videos, "--json", "--target", str(options.target_model), "--draft", "none"]) == 0
     output = capsys.readouterr()

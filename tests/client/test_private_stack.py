@@ -35,15 +35,11 @@ def _know_the_others() -> None:
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """Of a target and a draft, for the fake services."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(async_captioner, "StackOptions", partial(StackOptions, modules=MODULES, env=_environment()))
+    monkeypatch.setattr(async_captioner, "StackOptions", partial(StackOptions, modules=MODULES))
     for role in ("target", "draft"):
         (tmp_path / role).mkdir()
         (tmp_path / role / "config.json").write_text("{}")
     return tmp_path / "target", tmp_path / "draft"
-
-
-def _environment() -> dict[str, str]:
-    return {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
 def _children() -> set[int]:
@@ -102,7 +98,8 @@ async_captioner.StackOptions = partial(async_captioner.StackOptions, modules={MO
 captioner = slipstream.Captioner({str(folders[0])!r}, {str(folders[1])!r})
 print(captioner.caption(b"good").num_tokens)
 """
-    environment = os.environ | _environment() | {"TMPDIR": tempfile.gettempdir()}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "TMPDIR": tempfile.gettempdir()}
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)
     assert (done.stdout, done.stderr) == ("5\n", "")

@@ -54,8 +54,11 @@ async def channel(narrow: ServiceProcess) -> AsyncIterator[grpc.aio.Channel]:
 
 async def serves_again(channel: grpc.aio.Channel, world: World) -> None:
     """The only slot of the gateway is free soon, and nothing of the cancelled caption is left."""
-    while (await refusal(channel, [options_message()]))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED:
-        pass
+
+    async def has_room() -> bool:
+        return (await refusal(channel, [options_message()]))[0] is not grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    await eventually(has_room)
     captioned = await caption(
         channel, world.clips[0], prompt=PROMPT, num_frames=NUM_FRAMES, max_new_tokens=24, alpha=0.0
     )

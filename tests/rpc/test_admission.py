@@ -101,10 +101,10 @@ async def test_one_that_has_begun_may_be_silent(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(guards, "FIRST_MESSAGE_S", 1.0)
     async with served(Listening()) as address, open_channel(address) as channel:
         session = target_pb2_grpc.TargetStub(channel).Session()
-        for _ in range(2):
+        for pause_s in (1.3, 0):
             await session.write(target_pb2.TargetRequest())
             assert await session.read() == target_pb2.TargetEvent()
-            await asyncio.sleep(1.3)
+            await asyncio.sleep(pause_s)
         session.cancel()
 
 

@@ -12,7 +12,7 @@ from slipstream.rpc.v1 import draft_pb2_grpc, target_pb2_grpc
 from tests.services.model_sessions import TIMEOUT_S, draft_start, open_session, target_end, target_start
 from tests.support.gateway_client import Captioned, caption
 from tests.support.media import ClipSpec, even_times_ms, make_clip
-from tests.support.processes import all_running, model_flags, running
+from tests.support.processes import all_running, eventually, model_flags, running
 from tests.support.tiny_checkpoint import write_tiny_llava
 
 LONG = 3000
@@ -43,9 +43,7 @@ async def test_who_waits_for_the_target_takes_no_place_at_the_draft(tmp_path: Pa
         options = {"num_frames": 2, "max_new_tokens": LONG, "gate": False}
         waiting = asyncio.create_task(caption(to_gateway, video, on_event=on_event, **options))
         await asyncio.wait_for(waits.wait(), TIMEOUT_S)
-        async with asyncio.timeout(TIMEOUT_S):
-            while not await draft_has_room(to_draft):
-                pass
+        await eventually(lambda: draft_has_room(to_draft), TIMEOUT_S)
         assert not waiting.done()
         await served.send(target_end())
         assert "draft_ready" in (await waiting).stage_names

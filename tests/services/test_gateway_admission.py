@@ -75,8 +75,6 @@ async def test_stalled_uploads_take_no_place(stack: Stack, world: World, tmp_pat
 async def test_uploads_that_stall_or_trickle_are_ended(stack: Stack, world: World, tmp_path: Path) -> None:
     flags = ("--upload-idle-s", "4", "--min-upload-rate", "100000")
     async with gateway_with(stack, tmp_path, *flags) as process, open_channel(process.address) as channel:
-        code, message = await end_of(await stalled(channel))
-        assert code is ABORTED and "nothing was said for 4 s" in message
 
         async def trickle() -> AsyncIterator[gateway_pb2.CaptionRequest]:
             yield options_message(**SMALL)
@@ -84,12 +82,15 @@ async def test_uploads_that_stall_or_trickle_are_ended(stack: Stack, world: Worl
                 yield gateway_pb2.CaptionRequest(video=b"x")
                 await asyncio.sleep(0.1)
 
+        silent = await stalled(channel)
         call = gateway_pb2_grpc.GatewayStub(channel).Caption(trickle())
         first_status = FirstStatus(call)
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             [event async for event in call]
         error = await first_status.correct(ended.value)
         assert error.code() is ABORTED and "less than 100000 bytes a second" in (error.details() or "")
+        code, message = await end_of(silent)
+        assert code is ABORTED and "nothing was said for 4 s" in message
         assert (await caption(channel, world.clips[0], **SMALL)).summary.num_tokens == 4
 
 

@@ -25,6 +25,7 @@ from tests.support.gateway_client import Captioned, caption
 from tests.support.processes import (
     START_S,
     all_running,
+    eventually,
     failed_start,
     logged,
     model_flags,
@@ -53,8 +54,10 @@ class Placed:
 
     async def check(self, clip: int, on_event: Any = None, **options: Any) -> Captioned:
         """A caption that must be the reference's."""
-        captioned = await caption(self.channel, self.world.clips[clip], on_event=on_event, **ASKED | options)
-        assert captioned.token_ids == self.world.answer(clip, (ASKED | options)["max_new_tokens"])
+        asked = ASKED | options
+        captioned = await caption(self.channel, self.world.clips[clip], on_event=on_event, **asked)
+        expected = self.world.answer(clip, asked["max_new_tokens"], num_frames=asked["num_frames"])
+        assert captioned.token_ids == expected
         return captioned
 
     async def peers(self) -> list[gateway_pb2.PeerInfo]:
@@ -68,9 +71,7 @@ class Placed:
         async def is_known() -> bool:
             return [bool(peer.left_out) for peer in await self.peers()] == list(left_out)
 
-        async with asyncio.timeout(START_S):
-            while not await is_known():
-                pass
+        await eventually(is_known, START_S)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -167,13 +168,17 @@ class UntilAllWrite:
 
 
 async def strike_under_load(placed: Placed, number: int) -> tuple[list[asyncio.Task[Captioned]], list[int]]:
-    """Captions that are under way at both targets, and how many sessions each has had."""
-    started, before = UntilAllWrite(4), placed.num_sessions()
-    tasks = [asyncio.create_task(placed.check(number % 2, started.watch())) for number in range(4)]
-    await asyncio.wait_for(started.all_write.wait(), START_S)
-    counts = placed.num_sessions()
-    assert counts[number] > before[number] or counts[1 - number] > before[1 - number]
-    return tasks, counts
+    """Captions that are under way, of which this target has had some, and how many sessions each has had."""
+    for num_frames in range(NUM_FRAMES, 2 * NUM_FRAMES):  # of videos that no prefill draws to the other target
+        started, before = UntilAllWrite(4), placed.num_sessions()
+        checks = [placed.check(clip, started.watch(), num_frames=num_frames) for clip in (0, 1, 0, 1)]
+        tasks = [asyncio.create_task(check) for check in checks]
+        await asyncio.wait_for(started.all_write.wait(), START_S)
+        counts = placed.num_sessions()
+        if counts[number] > before[number]:
+            return tasks, counts
+        await asyncio.gather(*tasks)
+    raise AssertionError(f"no caption went to target {number}")
 
 
 async def test_a_drained_target_takes_nothing_new_and_its_captions_end(placed: Placed) -> None:

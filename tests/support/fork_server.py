@@ -1,6 +1,6 @@
-"""The process that services of tests are forked from: `python -m tests.support.fork_server DESCRIPTOR SERVICE...`.
+"""The process that services of tests are forked from: `python -m tests.support.fork_server DESCRIPTOR MODULE...`.
 
-It imports what the services import, which takes seconds for torch and transformers, and runs none of them. What is
+It imports what these modules import, which takes seconds for torch and transformers, and runs none of them. What is
 forked is a process of its own as any that a stack starts: its own group, environment, log, folder and arguments, and
 the very `__main__` of the service. Over the socket comes a `Start` with two descriptors, of the log and of a pipe that
 is told the process's id and then its exit status, each a `NUMBER`.
@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import NoReturn
 
 READY = b"ready"
@@ -37,10 +38,10 @@ class Start:
     folder: str
 
 
-def main(connection: socket.socket, services: list[str]) -> None:
+def main(connection: socket.socket, modules: list[str]) -> None:
     """Until whoever started this process is gone. Nothing that was forked stays."""
     before = dict(os.environ)
-    for name in (f"slipstream.services.{service}.__main__" for service in services):
+    for name in map(_what_runs, modules):
         with contextlib.suppress(ImportError):  # of an extra that is not installed: the service itself will say so
             import_module(name)
         sys.modules.pop(name, None)  # it runs when it is started
@@ -62,6 +63,13 @@ def main(connection: socket.socket, services: list[str]) -> None:
                         _kill(pid)
                     return
                 _fork(selector, Start(**json.loads(request)), added, descriptors, forked)
+
+
+def _what_runs(module: str) -> str:
+    """What `python -m` takes for this name."""
+    spec = find_spec(module)
+    is_package = spec is not None and spec.submodule_search_locations is not None
+    return f"{module}.__main__" if is_package else module
 
 
 def _fork(

@@ -1,7 +1,7 @@
 """Services are forked from a process that has imported what they need, in place of importing it each time.
 
 A start of a model's service takes five seconds of a core, nine tenths of them for importing torch and transformers;
-forked it takes half a second. Only services of the product are forked, and only where the variables that imports read
+forked it takes half a second. Only services are forked, and only where the variables that imports read
 are what they were when the imports were made. All else is started as always; so is everything in tests of how a process
 starts and ends, which ask for `started_afresh`.
 """
@@ -26,7 +26,13 @@ from slipstream.stack import process
 from tests.support.fork_server import NUMBER, READY, Start
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVICES = ("target", "draft"), ("gateway", "reader", "front")
+MODULES = (
+    ("slipstream.services.target", "slipstream.services.draft"),
+    (
+        *("slipstream.services.gateway", "slipstream.services.reader", "slipstream.services.front"),
+        "tests.cli.fake_service",
+    ),
+)
 """With torch and without: the light ones are not given what they must not need."""
 SEEN_BY_IMPORTS = ("CUDA_", "HF_", "HUGGINGFACE_", "OMP_", "PYTHON", "TORCH_", "TRANSFORMERS_")
 """Beginnings of the names of variables that are read when what a service needs is imported. Of the others some are set
@@ -38,8 +44,8 @@ START_AFRESH = process.start_child
 class ForkServer:
     """One process that forks services; it is started with the first and ends with `close`."""
 
-    def __init__(self, services: Sequence[str]) -> None:
-        self._services = services
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._modules = modules
         self._environ = dict(os.environ)
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -52,8 +58,8 @@ class ForkServer:
 
     def forks(self, argv: Sequence[str], environ: Mapping[str, str]) -> bool:
         """Whether a process of this command line and environment would be what this one forks."""
-        modules = {f"{package}.{name}" for name in self._services for package in ("services", "slipstream.services")}
-        is_ours = list(argv[:2]) == [sys.executable, "-m"] and argv[2] in modules
+        names = {*self._modules, *(module.removeprefix("slipstream.") for module in self._modules)}  # `services/target`
+        is_ours = list(argv[:2]) == [sys.executable, "-m"] and argv[2] in names
         return is_ours and _seen_by_imports(environ) == _seen_by_imports(self._environ)
 
     async def start(self, argv: Sequence[str], environ: Mapping[str, str], log: int) -> "ForkedChild":
@@ -94,7 +100,7 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno()), *self._services],
+                [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno()), *self._modules],
                 cwd=ROOT,
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
@@ -149,7 +155,7 @@ _servers: list[ForkServer] = []
 @contextlib.contextmanager
 def services_forked() -> Iterator[None]:
     """Within, services are forked where they can be."""
-    _servers[:] = [ForkServer(services) for services in SERVICES]
+    _servers[:] = [ForkServer(modules) for modules in MODULES]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "start_child", _start_child)
         try:

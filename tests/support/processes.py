@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +120,12 @@ def is_running(pid: int) -> bool:
 
 
 async def eventually(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    """Returns when the condition holds; fails the test when it does not for long."""
+    """Returns when the condition holds, which may have to be awaited; fails the test when it does not for long."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 (what is waited for happens in another process)
+        while True:
+            holds = condition()
+            if await holds if isawaitable(holds) else holds:
+                return
             await asyncio.sleep(0.01)
 
 
