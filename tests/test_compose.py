@@ -239,7 +239,7 @@ def test_the_readers_image_has_what_it_imports_and_no_torch() -> None:
         if "." not in module
         for owner in owners.get(module, [])
     }
-    only_here = {"slipstream", "grpcio-tools", "setuptools", "typing-extensions", "rich", "pygments"}
+    only_here = {"slipstream", "setuptools", "typing-extensions", "rich", "pygments"}
     # shares `google` with protobuf; structlog and rich look for the others
     only_here |= {"googleapis-common-protos", "greenlet", "attrs"}
     assert needed - only_here <= installed

@@ -1,5 +1,6 @@
 """Fails when the committed protobuf code is not what the .proto files generate, which `make gen` mends, or when
-`pyproject.toml` takes packages that are too old for it."""
+`pyproject.toml` takes packages that are too old for it: `python -m tests.support.generated_code PYTHON`, one that
+has grpcio-tools."""
 
 import re
 import subprocess
@@ -14,13 +15,13 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def stale_files() -> list[str]:
+def stale_files(generator: str) -> list[str]:
     """Generated files under slipstream/rpc/v1 that differ from a fresh generation."""
     protos = sorted((ROOT / "proto").rglob("*.proto"))
     with tempfile.TemporaryDirectory() as scratch:
         flags = [f"--{kind}_out={scratch}" for kind in ("python", "pyi", "grpc_python")]
         subprocess.run(
-            [sys.executable, "-m", "grpc_tools.protoc", "-I", str(ROOT / "proto"), *flags, *map(str, protos)],
+            [generator, "-m", "grpc_tools.protoc", "-I", str(ROOT / "proto"), *flags, *map(str, protos)],
             check=True,
         )
         fresh = {path.relative_to(scratch): path.read_bytes() for path in Path(scratch).rglob("*.py*")}
@@ -58,5 +59,5 @@ def _needed() -> dict[str, Version]:
 if __name__ == "__main__":
     if packages := too_old():
         sys.exit(f"pyproject.toml takes {'; '.join(packages)}")
-    if stale := stale_files():
+    if stale := stale_files(sys.argv[1]):
         sys.exit(f"generated code is not current: {', '.join(stale)}; run `make gen`")

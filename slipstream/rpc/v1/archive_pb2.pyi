@@ -106,7 +106,7 @@ class DocumentReading(_message.Message):
     stage: str
     ocr: str
     surface: str
-    def __init__(self, pages: _Optional[str] = ..., dpi: _Optional[int] = ..., text_layer: _Optional[bool] = ..., stage: _Optional[str] = ..., ocr: _Optional[str] = ..., surface: _Optional[str] = ...) -> None: ...
+    def __init__(self, pages: _Optional[str] = ..., dpi: _Optional[int] = ..., text_layer: bool = ..., stage: _Optional[str] = ..., ocr: _Optional[str] = ..., surface: _Optional[str] = ...) -> None: ...
 
 class BatchItem(_message.Message):
     __slots__ = ("custom_id", "source", "caption", "sha256", "kind", "document")
@@ -381,7 +381,7 @@ class Receipt(_message.Message):
     rejected_prediction_tokens: int
     shared: _gateway_pb2.SharedFrom
     skipped: str
-    def __init__(self, slipstream_version: _Optional[str] = ..., target: _Optional[_Union[ModelReceipt, _Mapping]] = ..., draft: _Optional[_Union[ModelReceipt, _Mapping]] = ..., options: _Optional[_Union[_gateway_pb2.CaptionOptions, _Mapping]] = ..., video_sha256: _Optional[str] = ..., video_bytes: _Optional[int] = ..., text_sha256: _Optional[str] = ..., runs: _Optional[int] = ..., reused: _Optional[bool] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ..., shared: _Optional[_Union[_gateway_pb2.SharedFrom, _Mapping]] = ..., skipped: _Optional[str] = ...) -> None: ...
+    def __init__(self, slipstream_version: _Optional[str] = ..., target: _Optional[_Union[ModelReceipt, _Mapping]] = ..., draft: _Optional[_Union[ModelReceipt, _Mapping]] = ..., options: _Optional[_Union[_gateway_pb2.CaptionOptions, _Mapping]] = ..., video_sha256: _Optional[str] = ..., video_bytes: _Optional[int] = ..., text_sha256: _Optional[str] = ..., runs: _Optional[int] = ..., reused: bool = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ..., shared: _Optional[_Union[_gateway_pb2.SharedFrom, _Mapping]] = ..., skipped: _Optional[str] = ...) -> None: ...
 
 class ModelReceipt(_message.Message):
     __slots__ = ("model_id", "revision", "dtype")
@@ -405,7 +405,7 @@ class RetryDeadRequest(_message.Message):
     INCLUDE_FAILED_FIELD_NUMBER: _ClassVar[int]
     batch: str
     include_failed: bool
-    def __init__(self, batch: _Optional[str] = ..., include_failed: _Optional[bool] = ...) -> None: ...
+    def __init__(self, batch: _Optional[str] = ..., include_failed: bool = ...) -> None: ...
 
 class RetryDeadResponse(_message.Message):
     __slots__ = ("num_retried",)

@@ -5,7 +5,7 @@ import warnings
 
 from slipstream.rpc.v1 import archive_pb2 as slipstream_dot_rpc_dot_v1_dot_archive__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class ArchiveStub:
+class ArchiveStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -76,7 +76,7 @@ class ArchiveStub:
                 _registered_method=True)
 
 
-class ArchiveServicer:
+class ArchiveServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def SubmitBatch(self, request_iterator, context):
@@ -186,7 +186,7 @@ def add_ArchiveServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Archive:
+class Archive(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

@@ -52,7 +52,7 @@ class ModelInfo(_message.Message):
     gpu_uuids: _containers.RepeatedScalarFieldContainer[str]
     uses_mps: bool
     surface: str
-    def __init__(self, model_id: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., max_context: _Optional[int] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., revision: _Optional[str] = ..., protocol_version: _Optional[int] = ..., least_protocol_version: _Optional[int] = ..., frame_size: _Optional[_Union[FrameSize, _Mapping]] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., load: _Optional[_Union[ServiceLoad, _Mapping]] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., uses_mps: _Optional[bool] = ..., surface: _Optional[str] = ...) -> None: ...
+    def __init__(self, model_id: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., max_context: _Optional[int] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., revision: _Optional[str] = ..., protocol_version: _Optional[int] = ..., least_protocol_version: _Optional[int] = ..., frame_size: _Optional[_Union[FrameSize, _Mapping]] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., load: _Optional[_Union[ServiceLoad, _Mapping]] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., uses_mps: bool = ..., surface: _Optional[str] = ...) -> None: ...
 
 class ServiceLoad(_message.Message):
     __slots__ = ("sessions", "max_sessions", "queued", "kv_bytes", "kv_budget_bytes")
@@ -104,7 +104,7 @@ class FrameSize(_message.Message):
     longest_edge: int
     lanczos: bool
     capped_pixels: int
-    def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ..., multiple: _Optional[int] = ..., min_pixels: _Optional[int] = ..., max_pixels: _Optional[int] = ..., frames_per_step: _Optional[int] = ..., frame_pixels: _Optional[int] = ..., shortest_edge: _Optional[int] = ..., longest_edge: _Optional[int] = ..., lanczos: _Optional[bool] = ..., capped_pixels: _Optional[int] = ...) -> None: ...
+    def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ..., multiple: _Optional[int] = ..., min_pixels: _Optional[int] = ..., max_pixels: _Optional[int] = ..., frames_per_step: _Optional[int] = ..., frame_pixels: _Optional[int] = ..., shortest_edge: _Optional[int] = ..., longest_edge: _Optional[int] = ..., lanczos: bool = ..., capped_pixels: _Optional[int] = ...) -> None: ...
 
 class FramesHeader(_message.Message):
     __slots__ = ("num_frames", "width", "height", "seconds_per_frame", "times_s")
@@ -166,7 +166,7 @@ class KeptTokens(_message.Message):
     num_columns: int
     middle_square: bool
     times_s: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, bitmap: _Optional[bytes] = ..., num_steps: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_columns: _Optional[int] = ..., middle_square: _Optional[bool] = ..., times_s: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, bitmap: _Optional[bytes] = ..., num_steps: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_columns: _Optional[int] = ..., middle_square: bool = ..., times_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ()

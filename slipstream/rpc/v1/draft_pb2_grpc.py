@@ -6,7 +6,7 @@ import warnings
 from slipstream.rpc.v1 import common_pb2 as slipstream_dot_rpc_dot_v1_dot_common__pb2
 from slipstream.rpc.v1 import draft_pb2 as slipstream_dot_rpc_dot_v1_dot_draft__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -26,7 +26,7 @@ if _version_not_supported:
     )
 
 
-class DraftStub:
+class DraftStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -47,7 +47,7 @@ class DraftStub:
                 _registered_method=True)
 
 
-class DraftServicer:
+class DraftServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def GetModel(self, request, context):
@@ -87,7 +87,7 @@ def add_DraftServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Draft:
+class Draft(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

@@ -5,7 +5,7 @@ import warnings
 
 from slipstream.rpc.v1 import externalscaler_pb2 as slipstream_dot_rpc_dot_v1_dot_externalscaler__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class ExternalScalerStub:
+class ExternalScalerStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -56,7 +56,7 @@ class ExternalScalerStub:
                 _registered_method=True)
 
 
-class ExternalScalerServicer:
+class ExternalScalerServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def IsActive(self, request, context):
@@ -118,7 +118,7 @@ def add_ExternalScalerServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class ExternalScaler:
+class ExternalScaler(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

@@ -91,7 +91,7 @@ class CaptionOptions(_message.Message):
     prompts: _containers.RepeatedScalarFieldContainer[str]
     summary: bool
     summary_prompt: str
-    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., method: _Optional[str] = ..., num_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., guidance: _Optional[str] = ..., positions: _Optional[str] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., sampling_rule: _Optional[str] = ..., stop: _Optional[_Iterable[str]] = ..., gate: _Optional[bool] = ..., gamma: _Optional[int] = ..., shape: _Optional[str] = ..., lossy: _Optional[str] = ..., lossy_keep: _Optional[float] = ..., trace: _Optional[bool] = ..., prediction: _Optional[_Iterable[str]] = ..., tolerance: _Optional[float] = ..., tolerance_rule: _Optional[str] = ..., segments: _Optional[str] = ..., want_kept: _Optional[bool] = ..., duplicates: _Optional[str] = ..., skip_marked: _Optional[str] = ..., prompts: _Optional[_Iterable[str]] = ..., summary: _Optional[bool] = ..., summary_prompt: _Optional[str] = ...) -> None: ...
+    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., method: _Optional[str] = ..., num_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., guidance: _Optional[str] = ..., positions: _Optional[str] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., sampling_rule: _Optional[str] = ..., stop: _Optional[_Iterable[str]] = ..., gate: bool = ..., gamma: _Optional[int] = ..., shape: _Optional[str] = ..., lossy: _Optional[str] = ..., lossy_keep: _Optional[float] = ..., trace: bool = ..., prediction: _Optional[_Iterable[str]] = ..., tolerance: _Optional[float] = ..., tolerance_rule: _Optional[str] = ..., segments: _Optional[str] = ..., want_kept: bool = ..., duplicates: _Optional[str] = ..., skip_marked: _Optional[str] = ..., prompts: _Optional[_Iterable[str]] = ..., summary: bool = ..., summary_prompt: _Optional[str] = ...) -> None: ...
 
 class FilmEvent(_message.Message):
     __slots__ = ("film", "segment", "caption")
@@ -129,7 +129,7 @@ class Segment(_message.Message):
     error: str
     prompt: int
     is_summary: bool
-    def __init__(self, number: _Optional[int] = ..., start_s: _Optional[float] = ..., end_s: _Optional[float] = ..., error: _Optional[str] = ..., prompt: _Optional[int] = ..., is_summary: _Optional[bool] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., start_s: _Optional[float] = ..., end_s: _Optional[float] = ..., error: _Optional[str] = ..., prompt: _Optional[int] = ..., is_summary: bool = ...) -> None: ...
 
 class ReadDocumentRequest(_message.Message):
     __slots__ = ("options", "document")
@@ -163,7 +163,7 @@ class DocumentOptions(_message.Message):
     caption: CaptionOptions
     stage: str
     ocr: str
-    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., pages: _Optional[str] = ..., dpi: _Optional[int] = ..., ocr_dpi: _Optional[int] = ..., no_text_layer: _Optional[bool] = ..., surface: _Optional[str] = ..., pictures: _Optional[bool] = ..., caption: _Optional[_Union[CaptionOptions, _Mapping]] = ..., stage: _Optional[str] = ..., ocr: _Optional[str] = ...) -> None: ...
+    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., pages: _Optional[str] = ..., dpi: _Optional[int] = ..., ocr_dpi: _Optional[int] = ..., no_text_layer: bool = ..., surface: _Optional[str] = ..., pictures: bool = ..., caption: _Optional[_Union[CaptionOptions, _Mapping]] = ..., stage: _Optional[str] = ..., ocr: _Optional[str] = ...) -> None: ...
 
 class ReadDocumentEvent(_message.Message):
     __slots__ = ("facts", "page", "pixels", "caption", "draft")
@@ -209,7 +209,7 @@ class Trace(_message.Message):
     tokens: int
     accepted: int
     stale: bool
-    def __init__(self, kind: _Optional[str] = ..., at_s: _Optional[float] = ..., asked_s: _Optional[float] = ..., pass_s: _Optional[float] = ..., tokens: _Optional[int] = ..., accepted: _Optional[int] = ..., stale: _Optional[bool] = ...) -> None: ...
+    def __init__(self, kind: _Optional[str] = ..., at_s: _Optional[float] = ..., asked_s: _Optional[float] = ..., pass_s: _Optional[float] = ..., tokens: _Optional[int] = ..., accepted: _Optional[int] = ..., stale: bool = ...) -> None: ...
 
 class StageChange(_message.Message):
     __slots__ = ("stage", "done", "total", "detail")
@@ -237,7 +237,7 @@ class CommittedToken(_message.Message):
     token_id: int
     piece: str
     from_draft: bool
-    def __init__(self, token_id: _Optional[int] = ..., piece: _Optional[str] = ..., from_draft: _Optional[bool] = ...) -> None: ...
+    def __init__(self, token_id: _Optional[int] = ..., piece: _Optional[str] = ..., from_draft: bool = ...) -> None: ...
 
 class Summary(_message.Message):
     __slots__ = ("request_id", "text", "num_tokens", "finish_reason", "method", "pruner", "alpha", "policy", "max_window", "video", "timings", "speculation", "stop_string", "lossy", "lossy_keep", "tolerance", "tolerance_rule", "regions", "shared", "skipped")
@@ -477,7 +477,7 @@ class GatewayInfo(_message.Message):
     draft_revision: str
     draft_dtype: str
     surface: str
-    def __init__(self, version: _Optional[str] = ..., target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., max_window: _Optional[int] = ..., max_video_bytes: _Optional[int] = ..., default_prompt: _Optional[str] = ..., accepts_paths: _Optional[bool] = ..., reads_documents: _Optional[bool] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., gates_open: _Optional[int] = ..., gates_closed: _Optional[int] = ..., archive: _Optional[_Union[ArchiveInfo, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerInfo, _Mapping]]] = ..., target_revision: _Optional[str] = ..., target_dtype: _Optional[str] = ..., draft_revision: _Optional[str] = ..., draft_dtype: _Optional[str] = ..., surface: _Optional[str] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., max_window: _Optional[int] = ..., max_video_bytes: _Optional[int] = ..., default_prompt: _Optional[str] = ..., accepts_paths: bool = ..., reads_documents: bool = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., gates_open: _Optional[int] = ..., gates_closed: _Optional[int] = ..., archive: _Optional[_Union[ArchiveInfo, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerInfo, _Mapping]]] = ..., target_revision: _Optional[str] = ..., target_dtype: _Optional[str] = ..., draft_revision: _Optional[str] = ..., draft_dtype: _Optional[str] = ..., surface: _Optional[str] = ...) -> None: ...
 
 class PeerInfo(_message.Message):
     __slots__ = ("role", "number", "left_out", "load", "placed")
@@ -507,7 +507,7 @@ class ArchiveInfo(_message.Message):
     max_jobs: int
     lease_age_s: float
     lease_s: float
-    def __init__(self, takes_writes: _Optional[bool] = ..., worker: _Optional[str] = ..., jobs: _Optional[int] = ..., max_jobs: _Optional[int] = ..., lease_age_s: _Optional[float] = ..., lease_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, takes_writes: bool = ..., worker: _Optional[str] = ..., jobs: _Optional[int] = ..., max_jobs: _Optional[int] = ..., lease_age_s: _Optional[float] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("targets", "decoding_at_least", "decoding_at_most", "devices_at_least", "devices_at_most")

@@ -5,7 +5,7 @@ import warnings
 
 from slipstream.rpc.v1 import gateway_pb2 as slipstream_dot_rpc_dot_v1_dot_gateway__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class GatewayStub:
+class GatewayStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -56,7 +56,7 @@ class GatewayStub:
                 _registered_method=True)
 
 
-class GatewayServicer:
+class GatewayServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Caption(self, request_iterator, context):
@@ -128,7 +128,7 @@ def add_GatewayServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Gateway:
+class Gateway(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

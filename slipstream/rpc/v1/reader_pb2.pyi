@@ -81,7 +81,7 @@ class ReadStart(_message.Message):
     no_text_layer: bool
     num_bytes: int
     no_ocr: bool
-    def __init__(self, pages: _Optional[str] = ..., dpi: _Optional[int] = ..., ocr_dpi: _Optional[int] = ..., pictures: _Optional[bool] = ..., no_text_layer: _Optional[bool] = ..., num_bytes: _Optional[int] = ..., no_ocr: _Optional[bool] = ...) -> None: ...
+    def __init__(self, pages: _Optional[str] = ..., dpi: _Optional[int] = ..., ocr_dpi: _Optional[int] = ..., pictures: bool = ..., no_text_layer: bool = ..., num_bytes: _Optional[int] = ..., no_ocr: bool = ...) -> None: ...
 
 class ReadEvent(_message.Message):
     __slots__ = ("facts", "picture", "data", "draft")

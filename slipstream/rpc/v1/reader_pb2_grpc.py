@@ -5,7 +5,7 @@ import warnings
 
 from slipstream.rpc.v1 import reader_pb2 as slipstream_dot_rpc_dot_v1_dot_reader__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class ReaderStub:
+class ReaderStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -46,7 +46,7 @@ class ReaderStub:
                 _registered_method=True)
 
 
-class ReaderServicer:
+class ReaderServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def GetReader(self, request, context):
@@ -86,7 +86,7 @@ def add_ReaderServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Reader:
+class Reader(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

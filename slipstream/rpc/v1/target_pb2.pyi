@@ -75,7 +75,7 @@ class TargetStart(_message.Message):
     guidance_capability: bytes
     hints: Hints
     in_background: bool
-    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., with_guidance: _Optional[bool] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., with_attention: _Optional[bool] = ..., lossy: _Optional[_Union[Lossy, _Mapping]] = ..., self_draft: _Optional[_Union[SelfDraft, _Mapping]] = ..., guidance_capability: _Optional[bytes] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ..., in_background: _Optional[bool] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., with_guidance: bool = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., with_attention: bool = ..., lossy: _Optional[_Union[Lossy, _Mapping]] = ..., self_draft: _Optional[_Union[SelfDraft, _Mapping]] = ..., guidance_capability: _Optional[bytes] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ..., in_background: bool = ...) -> None: ...
 
 class Hints(_message.Message):
     __slots__ = ("texts", "max_rows", "tolerance", "tolerance_rule")

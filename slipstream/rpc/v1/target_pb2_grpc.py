@@ -6,7 +6,7 @@ import warnings
 from slipstream.rpc.v1 import common_pb2 as slipstream_dot_rpc_dot_v1_dot_common__pb2
 from slipstream.rpc.v1 import target_pb2 as slipstream_dot_rpc_dot_v1_dot_target__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -26,7 +26,7 @@ if _version_not_supported:
     )
 
 
-class TargetStub:
+class TargetStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -57,7 +57,7 @@ class TargetStub:
                 _registered_method=True)
 
 
-class TargetServicer:
+class TargetServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def GetModel(self, request, context):
@@ -124,7 +124,7 @@ def add_TargetServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Target:
+class Target(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
