@@ -6,16 +6,16 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+from slipstream.engine.fair_queue import Lane
 from slipstream.engine.rides import Rides
 from slipstream.engine.row_prefill import Ride
 from slipstream.engine.segments import GreedyRows, Window, num_new
 from slipstream.engine.session_work import SessionWork
-from slipstream.engine.thread import Lane, ModelThread, is_device_lost
+from slipstream.engine.thread import ModelThread, is_device_lost
 from slipstream.engine.video_lm import DecodeState, VideoLM
 from slipstream.errors import SessionGone
 from slipstream.session_messages import PassFacts
@@ -39,11 +39,12 @@ class Step:
     """Once this is closed, the step is dropped, and `on_error` hears `SessionGone`."""
     state: DecodeState
     window: Window
-    on_logits: Callable[..., bool]
-    """Takes logits [n, vocab] and what the pass was, and where it `takes_largest` the likeliest token of each row, see
-    `GreedyRows`. Returns whether the session will soon be back."""
+    on_rows: Callable[[GreedyRows, PassFacts], bool]
+    """Takes what the pass says of the new tokens, and what the pass was. Returns whether the session will soon be
+    back."""
     on_error: Callable[[Exception], None]
     takes_largest: bool = False
+    """Wants to know the likeliest token of each row."""
     is_drafting: bool = False
     """It judges nothing, and its state may be a smaller one than the session's own: it takes less than others."""
     handed_in_s: float = field(default_factory=time.perf_counter)
@@ -126,7 +127,7 @@ class StepBatcher:
         ended = time.perf_counter()
         self._note_errors(outcomes)
         facts = self._facts(steps, ended - started, is_pure=ride is None)
-        returning = {step.work for step, back in zip(steps, map(_tell, steps, outcomes, facts), strict=True) if back}
+        returning = _tell_all(steps, outcomes, facts)
         del outcomes  # an error knows its traceback, which leads here, and from here to its session
         with self._changed:
             self._expected |= returning - {step.work for step in self._waiting}
@@ -156,18 +157,33 @@ class StepBatcher:
         if self._rides is None:
             return step_each(run, batch)
         started = time.perf_counter()
-        rows = _attempt(partial(run, batch, ride))
-        if not isinstance(rows, Exception):
-            self._rides.passed(sum(num_new(window) for _, window in batch), ride, time.perf_counter() - started)
-            return [*rows]
-        if ride is None or is_device_lost(rows):
-            return _apart(run, batch, rows)
-        failure, rows = rows, _attempt(partial(run, batch))
-        if isinstance(rows, Exception):
+        try:
+            outcomes: list[RowsT | Exception] = step_each(run, batch) if ride is None else [*run(batch, ride)]
+        except Exception as error:
+            if is_device_lost(error):
+                return [error] * len(batch)
+            traceback.clear_frames(error.__traceback__)  # what the pass held has no place beside the next
+            return self._without(run, batch, error)
+        if not any(isinstance(outcome, Exception) for outcome in outcomes):
+            num_rows = sum(num_new(window) for _, window in batch)
+            self._rides.passed(num_rows, ride, time.perf_counter() - started)
+        return outcomes
+
+    def _without(
+        self, run: "StepFunction[RowsT]", batch: Sequence[tuple[DecodeState, Window]], failure: Exception
+    ) -> list[RowsT | Exception]:
+        """A pass that failed with what rode along, again: now it shows whose fault that was."""
+        assert self._rides is not None, "something rode along"
+        try:
+            outcomes: list[RowsT | Exception] = [*run(batch)]
+        except Exception as error:
             self._rides.failed(None)
-            return _apart(run, batch, rows)
-        self._rides.failed(failure)
-        return [*rows]
+            if len(batch) == 1 or is_device_lost(error):
+                return [error] * len(batch)
+        else:
+            self._rides.failed(failure)
+            return outcomes
+        return [outcome for part in batch for outcome in step_each(run, [part])]
 
     def _note_errors(self, outcomes: Sequence[object]) -> None:
         for outcome in outcomes:
@@ -189,37 +205,32 @@ def step_each(
 
     A pass that fails changes no session, so each is then tried alone, and one that cannot go on harms no other.
     """
-    rows = _attempt(partial(run, batch))
-    return _apart(run, batch, rows) if isinstance(rows, Exception) else [*rows]
-
-
-def _apart(
-    run: Callable[[Sequence[tuple[DecodeState, Window]]], Sequence[RowsT]],
-    batch: Sequence[tuple[DecodeState, Window]],
-    error: Exception,
-) -> list[RowsT | Exception]:
-    """After a packed pass that failed so: every session alone."""
-    if len(batch) == 1 or is_device_lost(error):
-        return [error] * len(batch)
+    try:
+        return [*run(batch)]
+    except Exception as error:
+        if len(batch) == 1 or is_device_lost(error):
+            return [error] * len(batch)
     return [outcome for part in batch for outcome in step_each(run, [part])]
 
 
-def _attempt(run: Callable[[], RowsT]) -> RowsT | Exception:
-    """What `run` returns or raises. What it held when it failed is let go: a pass that is tried again needs room."""
-    try:
-        return run()
-    except Exception as error:
-        traceback.clear_frames(error.__traceback__)
-        return error
+def _tell_all(
+    steps: Sequence[Step], outcomes: Sequence[Tensor | GreedyRows | Exception], facts: Sequence[PassFacts]
+) -> set[SessionWork]:
+    """Those who will soon be back."""
+    returning = set()
+    for step, outcome, of_pass in zip(steps, outcomes, facts, strict=True):
+        if _tell(step, outcome, of_pass):
+            returning.add(step.work)
+    return returning
 
 
 def _tell(step: Step, outcome: Tensor | GreedyRows | Exception, facts: PassFacts) -> bool:
     if isinstance(outcome, Exception):
         step.on_error(outcome)
         return False
-    logits, *largest = (outcome,) if isinstance(outcome, Tensor) else (outcome.logits, outcome.largest)
+    logits, largest = (outcome, ()) if isinstance(outcome, Tensor) else (outcome.logits, outcome.largest)
     try:
-        return step.on_logits(logits, facts, *(largest if step.takes_largest else ()))
+        return step.on_rows(GreedyRows(logits, largest if step.takes_largest else ()), facts)
     except Exception as error:
         step.on_error(error)
         return False

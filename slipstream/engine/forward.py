@@ -55,7 +55,7 @@ class ForwardPass:
 
     @property
     def next_layer(self) -> int:
-        """Layers run so far."""
+        """Number of the layer that runs next: so many have run of a pass that begins with the first."""
         return self._next_layer
 
     @property
@@ -216,7 +216,7 @@ class Runner:
 
     @property
     def most_nodes(self) -> int:
-        """Of one session or of several, that are read one by one sooner than in one pass."""
+        """Up to so many rows, of one session or of several, are read sooner one by one than in one pass; 0: never."""
         return 0
 
     def read_nodes(self, cache: KVCache, tree: TokenTree, first_position: int) -> Tensor:
@@ -335,7 +335,7 @@ class Prefill:
 
     @property
     def next_layer(self) -> int:
-        """Layers run so far."""
+        """Number of the layer that runs next: so many have run of a pass that begins with the first."""
         return self._forward.next_layer
 
     @property

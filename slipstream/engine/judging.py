@@ -9,11 +9,12 @@ from functools import partial
 import torch
 
 from slipstream.engine.batcher import MAX_STEPS, Step, StepBatcher
+from slipstream.engine.fair_queue import Lane
 from slipstream.engine.local_drafter import Drafting, DraftingSession, HintRoom, LocalDrafter
 from slipstream.engine.rides import Rides
-from slipstream.engine.segments import Window
+from slipstream.engine.segments import GreedyRows, Window
 from slipstream.engine.target_prefill import TargetSession
-from slipstream.engine.thread import Lane, ModelThread
+from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import VideoLM
 from slipstream.errors import InvalidRequest
 from slipstream.session_messages import Judgement, JudgeRequest, PassFacts
@@ -162,34 +163,27 @@ class _Passes:
             )
             return
 
-        def on_logits(logits: torch.Tensor, facts: PassFacts) -> bool:
-            self._go_on_drafting(drafting, num_tokens, logits, draft_s + facts.pass_s)
+        def on_rows(rows: GreedyRows, facts: PassFacts) -> bool:
+            self._go_on_drafting(drafting, num_tokens, rows.logits, draft_s + facts.pass_s)
             return True
 
-        self.batcher.submit(Step(self.session.work, state, window, on_logits, self._tell, is_drafting=True))
+        self.batcher.submit(Step(self.session.work, state, window, on_rows, self._tell, is_drafting=True))
 
     def _judge(self, request: JudgeRequest, draft_s: float = 0.0) -> None:
         self._num_left -= 1
         session = self.session
-        on_logits = partial(self._on_logits, request, draft_s)
+        on_rows = partial(self._on_rows, request, draft_s)
         window, takes_largest = _rows(session.committed[-1], request), session.sampler.takes_largest
-        step = Step(session.work, session.work.state, window, on_logits, self._tell, takes_largest=takes_largest)
+        step = Step(session.work, session.work.state, window, on_rows, self._tell, takes_largest=takes_largest)
         if self._asked_s is not None:
             step.handed_in_s, self._asked_s = self._asked_s + draft_s, None
         self.batcher.submit(step)
 
-    def _on_logits(
-        self,
-        request: JudgeRequest,
-        draft_s: float,
-        logits: torch.Tensor,
-        facts: PassFacts,
-        largest: Sequence[int] = (),
-    ) -> bool:
+    def _on_rows(self, request: JudgeRequest, draft_s: float, rows: GreedyRows, facts: PassFacts) -> bool:
         self.costs.observe(len(request.window), facts.pass_s, facts.company)
         num_drafted = len(request.window) - self._num_given if self.request.self_draft else 0
         facts = replace(facts, num_drafted=num_drafted, draft_s=draft_s)
-        judgement = _judgement(self.session, logits, request, facts, largest)
+        judgement = _judgement(self.session, rows, request, facts)
         judgement = replace(judgement, verdict=self._told(judgement.verdict, request))
         text_goes_on = judgement.verdict.finish_reason is None
         if text_goes_on and self._num_left > 0:
@@ -255,19 +249,12 @@ def _first_judgement(session: TargetSession) -> Judgement:
     """On the model's thread, which has waited for no pass."""
     assert session.first_logits is not None
     logits, session.first_logits = session.first_logits[None], None
-    return _judgement(session, logits, JudgeRequest(), PassFacts(0.0))
+    return _judgement(session, GreedyRows(logits), JudgeRequest(), PassFacts(0.0))
 
 
-def _judgement(
-    session: TargetSession,
-    logits: torch.Tensor,
-    request: JudgeRequest,
-    facts: PassFacts,
-    largest: Sequence[int] = (),
-) -> Judgement:
-    """On the model's thread: decides from the logits [len(window) + 1, vocab] or the `largest` of each, forgets what
-    was rejected, commits the rest."""
-    verdict = _decide(session, logits, request, largest)
+def _judgement(session: TargetSession, rows: GreedyRows, request: JudgeRequest, facts: PassFacts) -> Judgement:
+    """On the model's thread: decides from the len(window) + 1 rows, forgets what was rejected, commits the rest."""
+    verdict = _decide(session, rows, request)
     text = session.text.push(verdict.committed(request.window), last=verdict.finish_reason is not None)
     if text.stop:
         verdict = verdict.ended_at(len(text.pieces) - 1, FinishReason.STOP, text.stop)
@@ -287,8 +274,9 @@ def _tolerance(session: TargetSession) -> Tolerance:
     return EXACT if hints is None else hints.tolerance
 
 
-def _decide(session: TargetSession, logits: torch.Tensor, request: JudgeRequest, largest: Sequence[int]) -> Verdict:
+def _decide(session: TargetSession, rows: GreedyRows, request: JudgeRequest) -> Verdict:
     committed, sampler, window = session.committed, session.sampler, request.window
+    logits, largest = rows.logits, rows.largest
     if request.tree is None:
         num_accepted, own_token = sampler.judge(logits, committed, window, request.proposals, largest)
         return end_verdict(window, num_accepted, own_token, len(committed), session.rule)

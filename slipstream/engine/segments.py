@@ -232,8 +232,8 @@ class GreedyRows:
 
     logits: Tensor
     """fp32 [n, vocab], on the device."""
-    largest: list[int]
-    """Below 0 where the largest logit is no finite number."""
+    largest: Sequence[int] = ()
+    """Below 0 where the largest logit is no finite number. Empty: nobody asked."""
 
 
 def kept_rows(keep: Tensor | None, video: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:

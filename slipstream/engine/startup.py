@@ -22,6 +22,7 @@ from slipstream.engine.parallel.shards import MOST_ORDERED_ROWS, check_checkpoin
 from slipstream.engine.parallel.steps import MirroredSteps
 from slipstream.engine.static.steps import StaticSteps
 from slipstream.engine.thread import ModelThread
+from slipstream.engine.trial import relative_error
 from slipstream.engine.video_lm import DecodeState, VideoLM
 from slipstream.errors import DeviceLost, InvalidConfig, ModelNotUsable, SlipstreamError
 from slipstream.logs import LEVELS, get_logger
@@ -311,7 +312,7 @@ def _differences(model: VideoLM, steps: StaticSteps) -> list[float]:
         found = steps.run([(state, window)])
         state.rollback(state.num_prompt_tokens)
         if found is not None:
-            differences.append(float((right - found[0].logits).abs().max() / right.abs().max()))
+            differences.append(relative_error(found[0].logits, right))
     state.close()
     return differences
 

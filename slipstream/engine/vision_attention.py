@@ -13,7 +13,7 @@ knows, so it is made there before the tower runs (`tower_inputs`), and nothing o
 
 import itertools
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from transformers.vision_utils import (
     get_vision_window_index,
 )
 
-from slipstream.engine.thread import is_device_lost
+from slipstream.engine.trial import MAX_ERROR, relative_error, tried
 from slipstream.logs import get_logger
 from slipstream.uploads import upload
 
@@ -78,8 +78,6 @@ def _by_length(query: Tensor, key: Tensor, value: Tensor, bounds: tuple[int, ...
 PackedKernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, float], Tensor]
 """Queries, keys and values [rows, heads, d], where windows begin and the last one ends (int32, on the device), rows of
 the longest and the scale -> [rows, heads, d]."""
-MAX_ERROR = 2e-2
-"""Of a kernel in 16 bits, beside the largest number."""
 _SAMPLE = (0, 16, 80, 144, 150)
 """Bounds of windows that kernels are tried on."""
 
@@ -111,12 +109,8 @@ def known_kernels(device: torch.device, dtype: torch.dtype) -> Mapping[str, Pack
 def _choose_kernel(device: torch.device, dtype: torch.dtype, num_heads: int, head_dim: int) -> PackedKernel | None:
     """The first that works and is right, tried when a tower runs for the first time, which is at a start."""
     for name, kernel in known_kernels(device, dtype).items():
-        try:
-            error = _error(kernel, device, dtype, num_heads, head_dim)
-        except Exception as failure:  # packages, and other versions of torch, raise what they like
-            if is_device_lost(failure):
-                raise
-            get_logger().info("vision_attention.unusable", name=name, error=str(failure).partition("\n")[0])
+        error = tried("vision_attention", name, partial(_error, kernel, device, dtype, num_heads, head_dim))
+        if error is None:
             continue
         get_logger().info("vision_attention.tried", name=name, error=error)
         if error <= MAX_ERROR:
@@ -132,7 +126,7 @@ def _error(kernel: PackedKernel, device: torch.device, dtype: torch.dtype, num_h
     longest = max(end - first for first, end in itertools.pairwise(_SAMPLE))
     found = kernel(query, key, value, _on_device(_SAMPLE, device), longest, scale).float()
     right = _by_length(query.float(), key.float(), value.float(), _SAMPLE, scale)
-    return float((found - right).abs().max() / right.abs().max())
+    return relative_error(found, right)
 
 
 @lru_cache(maxsize=64)

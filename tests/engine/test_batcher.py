@@ -15,9 +15,9 @@ from slipstream.engine import DecodeState, video_lm
 from slipstream.engine import session_work as work_module
 from slipstream.engine import thread as threads
 from slipstream.engine.batcher import Step, StepBatcher, step_each
+from slipstream.engine.fair_queue import Lane
 from slipstream.engine.segments import GreedyRows, Window
 from slipstream.engine.session_work import FRAMES_PER_BLOCK, encode_blocks
-from slipstream.engine.thread import Lane
 from slipstream.errors import LimitExceeded, SessionGone
 from slipstream.session_messages import PassFacts
 from slipstream.speculation.company import Company
@@ -61,9 +61,9 @@ class Session:
     on_logits: Callable[[], bool] = lambda: False
 
     def step(self, *token_ids: int) -> Step:
-        def hear(logits: torch.Tensor, facts: PassFacts) -> bool:
+        def hear(rows: GreedyRows, facts: PassFacts) -> bool:
             assert facts.pass_s > 0
-            self.heard.append(logits)
+            self.heard.append(rows.logits)
             self.company.append(facts.company)
             self.kept_s.append(facts.kept_s)
             return self.on_logits()

@@ -102,5 +102,20 @@ async def test_a_pool_without_room_says_how_much_is_missing(
     )
 
 
+async def test_a_pool_that_just_fits_has_the_same_advice(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What steps need beside it may not."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory\nand a page about it")
+
+    monkeypatch.setattr(startup, "try_static_steps", fail)
+    thread, asked = ModelThread(1), DraftConfig(model="any", listen="127.0.0.1:0", static_steps="on")
+    try:
+        with pytest.raises(ModelNotUsable, match=r"^CUDA out of memory; set a lower --kv-budget-mb, or start"):
+            await asked.open_static_steps(pair.ours, thread, 1)
+    finally:
+        await asyncio.to_thread(thread.close)
+
+
 def test_what_somebody_said_is_taken() -> None:
     assert config(kv_budget_mb=7).budgets(model(99.0), 0.5, -1, 0.5) == (7 * MIB, 3.5 * MIB)

@@ -135,7 +135,7 @@ def test_a_follower_reads_no_more_than_its_share(checkpoint: Path, monkeypatch: 
     """The digest of all weights is rank 0's to tell."""
     load_weights, digests = loading._load_weights, list[Checkpoint]()
 
-    def digest(checkpoint: Checkpoint) -> str:
+    def digest(checkpoint: Checkpoint, _: object) -> str:
         digests.append(checkpoint)
         return "d"
 

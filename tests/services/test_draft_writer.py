@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from slipstream.engine import VideoLM, load_model
 from slipstream.engine import line_writer as writer_module
@@ -16,8 +17,9 @@ from slipstream.engine import thread as threads
 from slipstream.engine.batcher import step_each
 from slipstream.engine.draft_engine import HEADROOM_TOKENS, DraftEngine, DraftLimits
 from slipstream.engine.draft_session import DraftSession
+from slipstream.engine.fair_queue import FairQueue, Lane
 from slipstream.engine.row_writer import MOST_AHEAD
-from slipstream.engine.thread import FairQueue, Lane, ModelThread
+from slipstream.engine.thread import ModelThread
 from slipstream.errors import LimitExceeded, Overloaded, ProtocolViolation
 from slipstream.messages import Frames
 from slipstream.sampling.params import SamplingParams
@@ -290,6 +292,22 @@ async def test_a_device_that_is_lost_while_a_line_is_written_is_told(
         with pytest.raises(RuntimeError, match="illegal memory access"):
             await line(engine, session, NUM_TOKENS)
     assert told and {*told} == {lost}
+
+
+async def test_tokens_ahead_that_always_fail_are_told_once(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line is what it is, by passes, and whoever wonders why it is slow finds a line in the log."""
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    async with running(model) as engine:
+        expected = await line(engine, await started(engine, some_frames(4, 1)), NUM_TOKENS)
+        for way in ("write_ahead", "read_nodes"):
+            monkeypatch.setattr(model, way, fail)
+        with capture_logs() as logs:
+            assert await line(engine, await started(engine, some_frames(4, 1)), NUM_TOKENS) == expected
+    events = [entry["event"] for entry in logs if entry["event"].endswith("_failed")]
+    assert set(events) >= {"draft.rows_failed"} and len(events) == len(set(events))
 
 
 async def test_sessions_take_turns_where_rows_are_read_sooner_than_passes(

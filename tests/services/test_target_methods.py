@@ -169,6 +169,21 @@ async def test_drafting_for_itself_commits_the_text_of_plain_decoding(model: Vid
         assert drafter.state.kv_bytes == 0
 
 
+async def test_a_strict_target_that_drafts_for_itself_has_no_cache_grow(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Its sparse cache has room for what fills up the last step, as others have."""
+    folder = write_tiny_llava(tmp_path_factory.mktemp("strict"), seed=5, layers=3)
+    async with running(load_model(str(folder), strict_width=128)) as engine:
+        session = await started(engine, "own", local_drafter="std", self_draft_kept=4)
+        await judged(engine, session, JudgeRequest(self_draft=4))
+        drafter = session.drafter
+        assert isinstance(drafter, SparseDrafter)
+        capacity = drafter.state.cache.capacity
+        await judged(engine, session, JudgeRequest(num_passes=NUM_TOKENS, self_draft=4))
+        assert len(session.committed) == NUM_TOKENS and drafter.state.cache.capacity == capacity
+
+
 async def test_a_session_without_a_drafter_does_not_draft(model: VideoLM) -> None:
     async with running(model) as engine:
         session = await started(engine, "plain")

@@ -12,11 +12,9 @@ from torch.nn.functional import rms_norm
 
 from slipstream.engine.fused_layers import Glue, GlueShape, MakeGlue, exact_glue, glue_with
 from slipstream.engine.static.accord import Accord
-from slipstream.engine.thread import is_device_lost
+from slipstream.engine.trial import MAX_ERROR, relative_error, tried
 from slipstream.logs import get_logger
 
-MAX_ERROR = 2e-2
-"""Beside the largest number: what 16 bits explain."""
 MANY_ROWS = 5
 """Of a sample that stands for any number of rows."""
 
@@ -55,23 +53,23 @@ def known_glue(device: torch.device) -> Mapping[str, MakeGlue]:
 def choose_glue(shape: GlueShape, like: Tensor, accord: Accord) -> tuple[str, Glue]:
     """The best that works and is right, here and at all ranks."""
     for name, make in known_glue(like.device).items():
-        glue = _tried(name, make, shape, like)
+        glue = _right(name, make, shape, like)
         if accord.agree(glue is not None, all) and glue is not None:
             return name, glue
     raise AssertionError("upstream's operations work everywhere")
 
 
-def _tried(name: str, make: MakeGlue, shape: GlueShape, like: Tensor) -> Glue | None:
+def _right(name: str, make: MakeGlue, shape: GlueShape, like: Tensor) -> Glue | None:
     """None where it does not work or is not right."""
-    try:
+
+    def measured() -> tuple[Glue, float]:
         glue = make(shape)
-        if (error := _largest_error(glue, shape, like)) <= MAX_ERROR:
-            return glue
-        get_logger().warning("static_glue.differs", name=name, error=error)
-    except Exception as failure:  # a compiler raises dozens of types
-        if is_device_lost(failure):
-            raise
-        get_logger().info("static_glue.unusable", name=name, error=str(failure).partition("\n")[0])
+        return glue, _largest_error(glue, shape, like)
+
+    glue, error = tried("static_glue", name, measured) or (None, 0.0)
+    if error <= MAX_ERROR:
+        return glue
+    get_logger().warning("static_glue.differs", name=name, error=error)
     return None
 
 
@@ -101,7 +99,7 @@ def _largest_error(glue: Glue, shape: GlueShape, like: Tensor) -> float:
                 (glue.gate, exact.gate, (inner,)),
             ):
                 found, expected = _flat(ours(*inputs)).to(wide), _flat(right(*(each.to(wide) for each in inputs)))
-                errors.append(float((found - expected).abs().max() / expected.abs().max()))
+                errors.append(relative_error(found, expected))
     return float(np.max(errors))  # NaN where one is
 
 

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -24,11 +25,10 @@ from slipstream.engine.static.windows import (
     fold,
     known_windows,
 )
-from slipstream.engine.thread import finish_work, is_device_lost
+from slipstream.engine.thread import finish_work
+from slipstream.engine.trial import MAX_ERROR, relative_error, tried
 from slipstream.logs import get_logger
 
-MAX_ERROR = 2e-2
-"""Of a way to attend in 16 bits, beside the largest number that there is."""
 NUM_ROWS = 8
 """Of the windows that ways are compared on."""
 MOST_TOKENS = {"cuda": 32_768, "cpu": 4096}
@@ -43,13 +43,10 @@ def choose_windows(pool: KVPool, num_heads: int, recorder: Recorder, accord: Acc
     timed: dict[str, float] = {}
     ways = dict(known_windows(pool, choose_join(pool, num_heads, recorder, accord)))
     for name, make in ways.items():
-        try:
-            seconds, error = _try(pool, make, num_heads, recorder)
-        except Exception as failure:  # packages, and other versions of torch, raise what they like
-            if is_device_lost(failure):
-                raise
-            get_logger().info("static_attention.unusable", name=name, error=str(failure).partition("\n")[0])
+        measured = tried("static_attention", name, partial(_measure, pool, make, num_heads, recorder))
+        if measured is None:
             continue
+        seconds, error = measured
         get_logger().info("static_attention.tried", name=name, seconds=seconds, error=error)
         if error <= MAX_ERROR:
             timed[name] = seconds
@@ -79,21 +76,26 @@ def choose_join(pool: KVPool, num_heads: int, recorder: Recorder, accord: Accord
     ranks."""
     faster: dict[str, Join] = {}
     for name, make in known_joins(pool.keys[0].device).items():
-        try:
-            join = make()
-            samples = [_sample(pool.keys[0], num_heads, sessions) for sessions in (1, MANY_SESSIONS)]
-            with torch.inference_mode():
-                error = float(np.max([_join_error(join, sample) for sample in samples]))
-                seconds = [_join_s(each, samples[0], len(pool.keys), recorder) for each in (join_window, join)]
-        except Exception as failure:  # a compiler raises dozens of types
-            if is_device_lost(failure):
-                raise
-            get_logger().info("static_join.unusable", name=name, error=str(failure).partition("\n")[0])
+        measured = tried("static_join", name, partial(_measure_join, pool, make, num_heads, recorder))
+        if measured is None:
             continue
-        get_logger().info("static_join.tried", name=name, seconds=seconds[1], plain_s=seconds[0], error=error)
-        if error <= MAX_ERROR and seconds[1] < seconds[0]:
+        join, seconds, plain_s, error = measured
+        get_logger().info("static_join.tried", name=name, seconds=seconds, plain_s=plain_s, error=error)
+        if error <= MAX_ERROR and seconds < plain_s:
             faster[name] = join
     return faster.get(accord.agree(list(faster), of_all), join_window)
+
+
+def _measure_join(
+    pool: KVPool, make: Callable[[], Join], num_heads: int, recorder: Recorder
+) -> tuple[Join, float, float, float]:
+    """The join, its seconds and those of upstream's operations, of one session, and its largest error."""
+    join = make()
+    samples = [_sample(pool.keys[0], num_heads, sessions) for sessions in (1, MANY_SESSIONS)]
+    with torch.inference_mode():
+        error = float(np.max([_join_error(join, sample) for sample in samples]))
+        plain_s, seconds = (_join_s(each, samples[0], len(pool.keys), recorder) for each in (join_window, join))
+    return join, seconds, plain_s, error
 
 
 def of_all(said: Sequence[Sequence[str]]) -> str:
@@ -131,7 +133,7 @@ def _join_error(join: Join, sample: JoinSample) -> float:
     (of_past, past_lse), query, keys, values, mask, scale = sample
     wide = query.double(), keys.double(), values.double(), mask.double()
     right = join_window((of_past.double(), past_lse.double()), *wide, scale)
-    return float((join(*sample).double() - right).abs().max() / right.abs().max())
+    return relative_error(join(*sample).double(), right)
 
 
 def _join_s(join: Join, sample: JoinSample, num_layers: int, recorder: Recorder) -> float:
@@ -148,7 +150,7 @@ def _join_s(join: Join, sample: JoinSample, num_layers: int, recorder: Recorder)
 # -- attending --------------------------------------------------------------------------------------------------------
 
 
-def _try(pool: KVPool, make: MakeWindows, num_heads: int, recorder: Recorder) -> tuple[float, float]:
+def _measure(pool: KVPool, make: MakeWindows, num_heads: int, recorder: Recorder) -> tuple[float, float]:
     """Seconds of the attention of all layers and the windows of two sessions, and the largest error of the first layer
     beside the largest number, in fp64."""
     length = min(MOST_TOKENS[pool.keys[0].device.type], pool.num_free // 2)

@@ -73,7 +73,7 @@ class Confident(SelfClocked):
         survives = survival(moment.chances)
 
         def cycle_s(hold: int) -> float:
-            alive = survives[hold + 1] if hold < num_pending else survives[-1] * tau ** (hold + 1 - num_pending)
+            alive = survives[-1] * tau ** (hold + 1 - num_pending)
             wait_s = (hold - num_pending) * draft_pass_s
             return wait_s + pass_s(hold) + alive * rest_of_cycle_s
 

@@ -20,8 +20,8 @@ class Growth:
     whole_windows: bool = False
     """A window takes whatever is likely, wherever it hangs, and not the main path first."""
     least_chance: float = 0.0
-    """Of a node that a draft has to read, where it extends branches: what it says itself, uncorrected, of all from the
-    root down. Of others the target waits for none, and a draft that has better things to do rests until the root
+    """Where branches are extended, the draft reads a node only if its own chance of the whole path to it, uncorrected,
+    is at least this. The target waits for no others, and a draft that has better things to do rests until the root
     moves."""
 
     @property
@@ -31,8 +31,8 @@ class Growth:
 
     @property
     def of_sampled_text(self) -> "Growth":
-        """The same where text is sampled: a draft says there how likely it holds a token itself, and not that the
-        target draws the same one by the same numbers, which is far more. So it has to read all."""
+        """The same where text is sampled, of which the draft has to read all: it tells how likely it finds a token, and
+        that the target draws the same one, by the same numbers, is far more likely."""
         return replace(self, least_chance=0.0)
 
     @property
