@@ -26,27 +26,26 @@ from slipstream.rpc import session_codec
 from slipstream.rpc.calls import open_channel, request_metadata
 from slipstream.rpc.codec import model_info_message
 from slipstream.rpc.message_limits import IdleLimit
+from slipstream.rpc.requests import first_of
 from slipstream.rpc.tls import PeerSecurity
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.session_messages import MAX_KEPT_BYTES, DraftReady, DraftStart
 from slipstream.speculation.methods import Score
 
 T = TypeVar("T")
+FRAMES_IDLE_S = 60.0
+"""Longest pause between two messages with frames, whose room nobody else has."""
+FRAMES_STOPPED = "the room for the frames was given to others; send them without a pause"
 
 # -- targets ----------------------------------------------------------------------------------------------------------
 
 # The targets that this draft pulls guidance from: which are allowed, and their channels.
 
-FRAMES_STOPPED = "the room for the frames was given to others; send them without a pause"
 GUIDANCE_TIMEOUT_S = 600.0
-FRAMES_IDLE_S = 60.0
-"""Longest pause between two messages with frames, whose room nobody else has."""
+LOOKUP_S = 5.0
 MAX_IDLE_CHANNELS = 16
 """A caller names the address, so there may be any number of them over time."""
 MAX_ADDRESS_CHARS = 512
-
-
-LOOKUP_S = 5.0
 
 
 async def _places(address: str) -> frozenset[tuple[str, int]]:
@@ -154,9 +153,7 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
     async def Session(
         self, requests: AsyncIterator[draft_pb2.DraftRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[draft_pb2.DraftEvent]:
-        first = await anext(aiter(requests), None)
-        if first is None or first.WhichOneof("message") != "start":
-            raise ProtocolViolation("a session begins with `start`")
+        first = await first_of(requests, "start", "a session")
         request, join = session_codec.read_draft_start(first.start)
         request = replace(request, request_id=bound_request_id())
         if request.has_video and get_pruner(request.pruner).score is not None:
@@ -276,8 +273,8 @@ async def read_guidance(chunks: AsyncIterator[target_pb2.GuidanceChunk]) -> tupl
     if header.kind not in _KINDS:
         raise ProtocolViolation(f"guidance is of no known kind: {header.kind}")
     scores_only = header.kind == target_pb2.GUIDANCE_KIND_SCORES
-    state_bytes = 2 * header.video_tokens * header.hidden_size
-    num_bytes = 4 * header.video_tokens if scores_only else 2 * state_bytes + 8 * header.hidden_size
+    num_values = 2 * header.video_tokens * header.hidden_size  # of the states behind no layer and behind layer L
+    num_bytes = 4 * header.video_tokens if scores_only else 2 * num_values + 8 * header.hidden_size
     if not 0 < num_bytes <= MAX_GUIDANCE_BYTES:
         raise ProtocolViolation(f"guidance of {num_bytes} bytes is not accepted")
     payload = bytearray(num_bytes)
@@ -292,7 +289,7 @@ async def read_guidance(chunks: AsyncIterator[target_pb2.GuidanceChunk]) -> tupl
         raise ProtocolViolation("guidance is shorter than its header says")
     if scores_only:
         return Guidance(scores=torch.frombuffer(payload, dtype=torch.float32)), num_bytes
-    states = torch.frombuffer(payload, dtype=torch.bfloat16, count=state_bytes)
+    states = torch.frombuffer(payload, dtype=torch.bfloat16, count=num_values)
     states = states.view(2, header.video_tokens, header.hidden_size)
-    sums = torch.frombuffer(payload, dtype=torch.float32, offset=2 * state_bytes).view(2, header.hidden_size)
+    sums = torch.frombuffer(payload, dtype=torch.float32, offset=2 * num_values).view(2, header.hidden_size)
     return Guidance(video_states=(states[0], states[1]), text_sums=(sums[0], sums[1])), num_bytes

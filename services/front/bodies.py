@@ -11,6 +11,7 @@ from slipstream.rpc.callers import Places
 from slipstream.services.front.api_errors import ApiError, too_large
 from slipstream.services.front.config import FrontConfig
 from slipstream.services.front.json_body import JsonBody
+from slipstream.time_limits import within
 
 BLOCK_BYTES = 256 * 1024
 SMALL_BYTES = 16 * 1024
@@ -44,14 +45,8 @@ async def body_chunks(scope: Scope, receive: Receive, config: FrontConfig, max_b
 
 
 async def _next(receive: Receive, idle_s: float) -> Message:
-    limit = asyncio.timeout(idle_s)
-    try:
-        async with limit:
-            message = await receive()
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        raise _too_slow(f"nothing of the body came for {idle_s:g} s") from None
+    async with within(idle_s, lambda: _too_slow(f"nothing of the body came for {idle_s:g} s")):
+        message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientGone
     return message

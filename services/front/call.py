@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import Message, Receive, Scope, Send
 
 from slipstream.services.front.bodies import ClientGone
+from slipstream.time_limits import within
 
 if TYPE_CHECKING:
     from slipstream.services.front.front import Front
@@ -62,14 +63,8 @@ class Call:
 
     async def send(self, message: Message) -> None:
         """Raises `ClientGone` for a client that does not read."""
-        limit = asyncio.timeout(self.front.config.write_s)
-        try:
-            async with limit:
-                await self.raw_send(message)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise ClientGone from None
+        async with within(self.front.config.write_s, ClientGone):
+            await self.raw_send(message)
 
     async def begin(self, status: int, kind: str, headers: Mapping[str, str] | None = None) -> None:
         """Status and headers."""

@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 
-from slipstream.captioning.config import MediaOptions
+from slipstream.captioning.fetch import check_hosts
 from slipstream.config import between, one_of, option
 from slipstream.logs import LEVELS
 from slipstream.rpc.security import TokenOptions
 from slipstream.rpc.tls import otlp_option
 
 MIB = 1024**2
-_HOSTS = MediaOptions.__dataclass_fields__["url_hosts"].metadata["check"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +38,7 @@ class FrontConfig(TokenOptions):
     url_hosts: str = option(
         "hosts that media may be fetched from over https, as HOST or HOST:PORT, separated by ','; empty: none",
         default="",
-        check=_HOSTS,
+        check=check_hosts,
     )
     url_timeout_s: float = option("longest time for fetching one file", default=600.0, check=between(0.1, 86400))
     max_body_bytes: int = option(

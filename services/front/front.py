@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from slipstream.captioning.fetch import Fetcher
+from slipstream.captioning.fetch import Fetcher, parse_hosts
 from slipstream.rpc.callers import Places
 from slipstream.rpc.security import TokenFile
 from slipstream.rpc.tracing import Tracing
@@ -46,7 +46,7 @@ def make_front(config: FrontConfig, figures: FrontFigures, tracing: Tracing | No
     gateways = Gateways(config)
     files = FileStore(config) if config.data else None
     spooled = spool_places(config)
-    fetcher = Fetcher(frozenset(_hosts(config)), config.max_body_bytes, config.url_timeout_s)
+    fetcher = Fetcher(parse_hosts(config.url_hosts), config.max_body_bytes, config.url_timeout_s)
     return Front(
         config=config,
         gateways=gateways,
@@ -60,8 +60,3 @@ def make_front(config: FrontConfig, figures: FrontFigures, tracing: Tracing | No
         batches=None if files is None else Batches(config, gateways, files),
         tracing=tracing,
     )
-
-
-def _hosts(config: FrontConfig) -> list[tuple[str, int]]:
-    pairs = (entry.partition(":") for entry in config.url_hosts.split(",") if entry)
-    return [(host.lower(), int(port or 443)) for host, _, port in pairs]

@@ -18,6 +18,7 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.errors import InvalidConfig, InvalidRequest, Overloaded, ProtocolViolation, ServiceUnavailable
 from slipstream.rpc import archive_codec as codec
 from slipstream.rpc.message_limits import IdleLimit
+from slipstream.rpc.requests import first_of
 from slipstream.rpc.security import current_owner, current_rights
 from slipstream.rpc.tracing import Tracing
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc
@@ -99,9 +100,7 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         self, requests: AsyncIterator[archive_pb2.SubmitBatchRequest], context: grpc.aio.ServicerContext
     ) -> archive_pb2.SubmitBatchResponse:
         queue, stream = self._queue, aiter(requests)
-        first = await anext(stream, None)
-        if first is None or first.WhichOneof("message") != "batch":
-            raise ProtocolViolation("a submit begins with `batch`")
+        first = await first_of(stream, "batch", "a submit")
         options = codec.read_batch_options(first.batch)
         owner, rights, config = current_owner(), current_rights(), self._config
         check_batch(options, config)

@@ -15,17 +15,20 @@ from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.captioning.film_captioner import FilmCaptioner
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.documents.surfaces import surface_of
-from slipstream.errors import InvalidRequest, ProtocolViolation
+from slipstream.errors import InvalidRequest
 from slipstream.messages import CaptionEvent
 from slipstream.rpc.codec import caption_event, gateway_info_message, read_options
 from slipstream.rpc.document_codec import document_event_messages, read_document_options
 from slipstream.rpc.film_codec import film_event
 from slipstream.rpc.pools import peer_infos
+from slipstream.rpc.requests import chunks_of, first_of
 from slipstream.rpc.security import current_owner
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 from slipstream.service_info import ArchiveInfo, GatewayInfo
 
 Events = asyncio.Queue[CaptionEvent | None]
+VIDEO_RULE = "after `options` a caption takes `video` chunks only"
+DOCUMENT_RULE = "after `options` a document takes `document` chunks only"
 
 
 class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
@@ -82,9 +85,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
     async def Caption(
         self, requests: AsyncIterator[gateway_pb2.CaptionRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[gateway_pb2.CaptionEvent]:
-        first = await anext(aiter(requests), None)
-        if first is None or first.WhichOneof("message") != "options":
-            raise ProtocolViolation("a caption begins with `options`")
+        first = await first_of(requests, "options", "a caption")
         asked, names = read_options(first.options), first.options
         plan = make_plan(
             asked,
@@ -101,7 +102,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         structlog.contextvars.bind_contextvars(request_id=plan.request_id)
         with self._captioner.asked(plan):
             events: Events = asyncio.Queue()
-            working = asyncio.create_task(self._caption(plan, _chunks(aiter(requests)), events))
+            working = asyncio.create_task(self._caption(plan, chunks_of(requests, "video", VIDEO_RULE), events))
             working.add_done_callback(lambda _: events.put_nowait(None))
             try:
                 while (event := await events.get()) is not None:
@@ -115,28 +116,26 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
     async def CaptionSegments(
         self, requests: AsyncIterator[gateway_pb2.CaptionRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[gateway_pb2.FilmEvent]:
-        first = await anext(aiter(requests), None)
-        if first is None or first.WhichOneof("message") != "options":
-            raise ProtocolViolation("a film begins with `options`")
+        first = await first_of(requests, "options", "a film")
         if first.resume_after:
             raise InvalidRequest("a film in segments is not resumed by tokens; leave resume_after out")
         asked, names = read_options(first.options), first.options
         plan = make_plan(asked, self._config, path=names.path, request_id=names.request_id, owner=current_owner())
         structlog.contextvars.bind_contextvars(request_id=plan.request_id)
-        async with aclosing(self._films.caption_interactively(plan, _chunks(aiter(requests)))) as events:
+        upload = chunks_of(requests, "video", VIDEO_RULE)
+        async with aclosing(self._films.caption_interactively(plan, upload)) as events:
             async for event in events:
                 yield film_event(event)
 
     async def ReadDocument(
         self, requests: AsyncIterator[gateway_pb2.ReadDocumentRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[gateway_pb2.ReadDocumentEvent]:
-        first = await anext(aiter(requests), None)
-        if first is None or first.WhichOneof("message") != "options":
-            raise ProtocolViolation("a document begins with `options`")
+        first = await first_of(requests, "options", "a document")
         asked, names = read_document_options(first.options), first.options
         plan = self._documents.plan(asked, path=names.path, request_id=names.request_id, owner=current_owner())
         structlog.contextvars.bind_contextvars(request_id=plan.request_id)
-        events = self._documents.read_interactively(asked, plan, _document_chunks(aiter(requests)))
+        upload = chunks_of(requests, "document", DOCUMENT_RULE)
+        events = self._documents.read_interactively(asked, plan, upload)
         async with aclosing(events):
             async for event in events:
                 for message in document_event_messages(event):
@@ -144,17 +143,3 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
 
     async def _caption(self, plan: CaptionPlan, upload: AsyncIterator[bytes], events: Events) -> None:
         events.put_nowait(await self._captioner.caption_interactively(plan, upload, events.put_nowait))
-
-
-async def _chunks(requests: AsyncIterator[gateway_pb2.CaptionRequest]) -> AsyncIterator[bytes]:
-    async for message in requests:
-        if message.WhichOneof("message") != "video":
-            raise ProtocolViolation("after `options` a caption takes `video` chunks only")
-        yield message.video
-
-
-async def _document_chunks(requests: AsyncIterator[gateway_pb2.ReadDocumentRequest]) -> AsyncIterator[bytes]:
-    async for message in requests:
-        if message.WhichOneof("message") != "document":
-            raise ProtocolViolation("after `options` a document takes `document` chunks only")
-        yield message.document

@@ -14,7 +14,10 @@ from slipstream.rpc.callers import Places
 from slipstream.rpc.codec import to_message
 from slipstream.rpc.message_limits import steady
 from slipstream.rpc.reader import event_messages, read_start
+from slipstream.rpc.requests import chunks_of, first_of
 from slipstream.rpc.v1 import reader_pb2, reader_pb2_grpc
+
+DATA_RULE = "after `start` a document takes `data` only"
 
 
 class ReaderServicer(reader_pb2_grpc.ReaderServicer):
@@ -50,9 +53,7 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
     async def Read(
         self, requests: AsyncIterator[reader_pb2.ReadRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[reader_pb2.ReadEvent]:
-        first = await anext(aiter(requests), None)
-        if first is None or first.WhichOneof("message") != "start":
-            raise ProtocolViolation("a document begins with `start`")
+        first = await first_of(requests, "start", "a document")
         request, num_bytes = read_start(first.start), first.start.num_bytes
         if num_bytes > self._pool.limits.max_bytes:
             raise LimitExceeded(f"a document has at most {self._pool.limits.max_bytes} bytes here")
@@ -68,17 +69,10 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
 
     async def _upload(self, requests: AsyncIterator[reader_pb2.ReadRequest], num_bytes: int) -> bytes:
         data = bytearray()
-        async for chunk in steady(_chunks(requests), self._upload_idle_s, self._min_upload_rate):
+        async for chunk in steady(chunks_of(requests, "data", DATA_RULE), self._upload_idle_s, self._min_upload_rate):
             data += chunk
             if len(data) > num_bytes:
                 raise ProtocolViolation("the document has more bytes than were announced")
         if len(data) < num_bytes:
             raise ProtocolViolation("the document ended before all of the bytes that were announced")
         return bytes(data)
-
-
-async def _chunks(requests: AsyncIterator[reader_pb2.ReadRequest]) -> AsyncIterator[bytes]:
-    async for message in requests:
-        if message.WhichOneof("message") != "data":
-            raise ProtocolViolation("after `start` a document takes `data` only")
-        yield message.data

@@ -16,6 +16,7 @@ from slipstream.rpc import session_codec
 from slipstream.rpc.codec import model_info_message
 from slipstream.rpc.grpc_options import ADVERTISED_KEY, QUEUED_KEY
 from slipstream.rpc.message_limits import IdleLimit, write_steadily
+from slipstream.rpc.requests import first_of
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from slipstream.session_messages import JudgeRequest, PrefillStage, StageProgress, TargetEvent
 from slipstream.speculation.methods import Score
@@ -47,9 +48,7 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
         self, requests: AsyncIterator[target_pb2.TargetRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[target_pb2.TargetEvent]:
         requests = IdleLimit(requests, self._idle_timeout_s)
-        first = await anext(requests, None)
-        if first is None or first.WhichOneof("message") != "start":
-            raise ProtocolViolation("a session begins with `start`")
+        first = await first_of(requests, "start", "a session")
         request = session_codec.read_target_start(first.start)
         announced, max_frames = first.start.frames, self.engine.model.info.max_frames
         shape = session_codec.frames_shape(announced, max_frames) if request.has_video else (0, 0, 0)

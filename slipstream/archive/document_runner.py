@@ -1,6 +1,5 @@
 """Runs one document of the archive: each page is a part, kept as soon as it is read."""
 
-import asyncio
 import hashlib
 import os
 from collections.abc import AsyncGenerator, Callable
@@ -33,6 +32,7 @@ from slipstream.documents.pages import first_ranges, page_ranges
 from slipstream.documents.reading import PAGE_OPTIONS, DocumentOptions, PageReading
 from slipstream.errors import InvalidConfig, LimitExceeded, ReaderUnavailable, SlipstreamError, UnreadableDocument
 from slipstream.service_info import ModelInfo
+from slipstream.time_limits import within
 
 NAMES = PartNames("document", "page", "submit it in parts, by pages")
 READ_BYTES = 4 * 1024**2
@@ -174,12 +174,11 @@ class DocumentRunner:
         self, run: _Run, pages: AsyncGenerator[DocumentFacts | PageReading, None]
     ) -> DocumentFacts | PageReading | None:
         limit_s = self._config.request_timeout_s
+        late = f"a page was not read within this server's limit of {limit_s:g} s"
         async with self._models.captioning(run.lease, run.plan):
             try:
-                async with asyncio.timeout(limit_s):
+                async with within(limit_s, lambda: SlipstreamError(late)):
                     return await anext(pages, None)
-            except TimeoutError:
-                raise SlipstreamError(f"a page was not read within this server's limit of {limit_s:g} s") from None
             except ReaderUnavailable as error:
                 raise RetryLater(str(error), counted=False) from error
             except InvalidConfig as error:  # the operator's fault, not the item's

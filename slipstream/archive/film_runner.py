@@ -47,6 +47,7 @@ from slipstream.errors import SlipstreamError, UnreadableVideo
 from slipstream.messages import Caption, Segment, SharedFrom
 from slipstream.options import CaptionOptions
 from slipstream.service_info import ModelInfo
+from slipstream.time_limits import within
 
 NAMES = PartNames("film", "segment", "ask for longer segments, or cut the film")
 
@@ -257,13 +258,9 @@ class FilmRunner:
     async def _captioning(self, run: _Run, plan: CaptionPlan, what: str) -> AsyncIterator[None]:
         """Surrounds a caption. Raises `SlipstreamError` for one that takes too long."""
         limit_s = self._config.request_timeout_s
-        async with self._models.captioning(run.lease, plan):
-            try:
-                async with asyncio.timeout(limit_s):
-                    yield
-            except TimeoutError:
-                message = f"{what} was not captioned within this server's limit of {limit_s:g} s"
-                raise SlipstreamError(message) from None
+        late = f"{what} was not captioned within this server's limit of {limit_s:g} s"
+        async with self._models.captioning(run.lease, plan), within(limit_s, lambda: SlipstreamError(late)):
+            yield
 
     async def _keep_failed(self, run: _Run, film: Film) -> None:
         """Marks the segments that have no frames, now that others have captions."""

@@ -38,6 +38,7 @@ from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.messages import Caption, CaptionEvent, CommittedText, SharedFrom, StageChange
+from slipstream.time_limits import within
 from slipstream.video.messages import SampledVideo
 
 NUM_RECENT = 256
@@ -146,12 +147,9 @@ class ArchiveRunner:
         self, lease: Lease, video: SampledVideo, stats: CaptionStats, reporter: "Reporter", plan: CaptionPlan
     ) -> Caption:
         limit_s = self._config.request_timeout_s
-        async with self._models.captioning(lease, plan):
-            try:
-                async with asyncio.timeout(limit_s):
-                    return await self._captioner.caption(plan, video, reporter.emit, stats)
-            except TimeoutError:
-                raise SlipstreamError(f"the caption was not done within this server's limit of {limit_s:g} s") from None
+        late = f"the caption was not done within this server's limit of {limit_s:g} s"
+        async with self._models.captioning(lease, plan), within(limit_s, lambda: SlipstreamError(late)):
+            return await self._captioner.caption(plan, video, reporter.emit, stats)
 
     def _content_key(self, lease: Lease, video: SampledVideo, plan: CaptionPlan) -> str:
         """Of results that the job may take over: its owner's own, unless all share theirs."""

@@ -22,6 +22,7 @@ from slipstream.rpc.security import current_rights
 from slipstream.service_info import ModelInfo, Placement
 from slipstream.speculation.caption_book import CaptionBook, Kind, Opening
 from slipstream.speculation.placement import placements
+from slipstream.time_limits import within
 from slipstream.video.messages import SampledVideo
 
 FIND_DRAFT_S = 0.5
@@ -75,12 +76,9 @@ class GatewayCaptioner:
             SlipstreamError: whatever is wrong with the video, the request or the models.
         """
         limit_s = self._config.request_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                return await self._caption_source(plan, upload, emit)
-        except TimeoutError:
-            message = f"the caption was not done within this server's limit of {limit_s:g} s"
-            raise DeadlineExceeded(message) from None
+        late = f"the caption was not done within this server's limit of {limit_s:g} s"
+        async with within(limit_s, lambda: DeadlineExceeded(late)):
+            return await self._caption_source(plan, upload, emit)
 
     async def check(self, plan: CaptionPlan, *, wait_for_ready: bool = False) -> ModelInfo:
         """What the target serves now. Raises `ServiceUnavailable` without a target, `VersionMismatch` for one of a

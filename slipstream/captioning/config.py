@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from slipstream.archive.queue import QueuePolicy
+from slipstream.captioning.fetch import check_hosts, parse_hosts
 from slipstream.config import between, one_of, option
 from slipstream.errors import InvalidConfig
 from slipstream.logs import LEVELS
@@ -14,17 +15,6 @@ from slipstream.rpc.tls import WireOptions
 from slipstream.video.formats import DEFAULT_TIER, TIERS
 
 # -- media options ----------------------------------------------------------------------------------------------------
-
-
-def _check_hosts(value: str) -> str | None:
-    """What is wrong with a list of URL hosts, or None."""
-    for entry in filter(None, value.split(",")):
-        host, _, port = entry.partition(":")
-        if not host or any(char.isspace() or char in "/@*[]?#" for char in entry):
-            return f"names {entry!r}, which is no HOST or HOST:PORT"
-        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-            return f"names {entry!r}, which has an invalid port"
-    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +28,7 @@ class MediaOptions:
     url_hosts: str = option(
         "hosts that archive videos may be fetched from over https, as HOST or HOST:PORT, separated by ','; empty: none",
         default="",
-        check=_check_hosts,
+        check=check_hosts,
     )
     url_timeout_s: float = option("longest time for fetching one video", default=600.0, check=between(0.1, 86400))
     object_roots: str = option(
@@ -97,9 +87,8 @@ class MediaOptions:
 
     @property
     def allowed_hosts(self) -> frozenset[tuple[str, int]]:
-        """(host in lower case, port) of the https servers that videos may be fetched from."""
-        pairs = (entry.partition(":") for entry in self.url_hosts.split(",") if entry)
-        return frozenset((host.lower(), int(port or 443)) for host, _, port in pairs)
+        """Those of the https servers that videos may be fetched from."""
+        return parse_hosts(self.url_hosts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +122,7 @@ class DocumentServing:
     )
 
 
-# -- options ----------------------------------------------------------------------------------------------------------
-
-# What a gateway can be told about the archive at start.
+# -- archive ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,9 +239,7 @@ class ArchiveOptions:
         )
 
 
-# -- config -----------------------------------------------------------------------------------------------------------
-
-# What a gateway can be told at start.
+# -- gateway ----------------------------------------------------------------------------------------------------------
 
 
 def _check_addresses(told: str) -> str | None:

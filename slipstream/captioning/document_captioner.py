@@ -39,6 +39,7 @@ from slipstream.messages import Caption
 from slipstream.rpc.reader import RemoteReader
 from slipstream.rpc.security import current_rights
 from slipstream.speculation.methods import TOLERANT_METHOD
+from slipstream.time_limits import within
 from slipstream.video.messages import SampledVideo
 
 
@@ -163,14 +164,10 @@ class DocumentCaptioner:
         plan = plan.named(f"-p{page.picture.page}")
         structlog.contextvars.bind_contextvars(request_id=plan.request_id)
         limit_s = self._config.request_timeout_s
-        try:
-            with self._captioner.metrics.captioning(plan.method.name):
-                async with asyncio.timeout(limit_s):
-                    return await self._caption_page(page, plan, asked)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"page {page.picture.page} was not read within this server's limit of {limit_s:g} s"
-            ) from None
+        late = f"page {page.picture.page} was not read within this server's limit of {limit_s:g} s"
+        with self._captioner.metrics.captioning(plan.method.name):
+            async with within(limit_s, lambda: DeadlineExceeded(late)):
+                return await self._caption_page(page, plan, asked)
 
     async def _caption_page(self, page: PageRun, plan: CaptionPlan, asked: DocumentOptions) -> Caption:
         stats = CaptionStats(arrived=asyncio.get_running_loop().time())

@@ -108,6 +108,23 @@ async def resolve(host: str, port: int) -> list[str]:
     return [str(entry[4][0]) for entry in found]
 
 
+def check_hosts(value: str) -> str | None:
+    """What is wrong with a list of hosts, "HOST" or "HOST:PORT" separated by ","; or None."""
+    for entry in filter(None, value.split(",")):
+        host, _, port = entry.partition(":")
+        if not host or any(char.isspace() or char in "/@*[]?#" for char in entry):
+            return f"names {entry!r}, which is no HOST or HOST:PORT"
+        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            return f"names {entry!r}, which has an invalid port"
+    return None
+
+
+def parse_hosts(value: str) -> frozenset[tuple[str, int]]:
+    """(host in lower case, port) of each host of a list that was checked."""
+    pairs = (entry.partition(":") for entry in value.split(",") if entry)
+    return frozenset((host.lower(), int(port or 443)) for host, _, port in pairs)
+
+
 class Fetcher:
     """Fetches files from the hosts it was made for; from none if there are none."""
 

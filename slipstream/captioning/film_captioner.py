@@ -29,6 +29,7 @@ from slipstream.errors import (
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.messages import Caption, CaptionEvent, CommittedText, FilmEvent, FilmFacts, Segment, SharedFrom
 from slipstream.rpc.security import current_rights
+from slipstream.time_limits import within
 from slipstream.video.film_cuts import Cut, groups, parse_segments
 from slipstream.video.messages import SampledVideo, Window
 
@@ -341,13 +342,10 @@ class FilmCaptioner:
     async def _in_time(self, plan: CaptionPlan, what: str) -> AsyncIterator[None]:
         """Surrounds a caption, and counts it. Raises `DeadlineExceeded` for one that takes too long."""
         limit_s = self._config.request_timeout_s
+        late = f"{what} was not captioned within this server's limit of {limit_s:g} s"
         with self._captioner.metrics.captioning(plan.method.name):
-            try:
-                async with asyncio.timeout(limit_s):
-                    yield
-            except TimeoutError:
-                message = f"{what} was not captioned within this server's limit of {limit_s:g} s"
-                raise DeadlineExceeded(message) from None
+            async with within(limit_s, lambda: DeadlineExceeded(late)):
+                yield
 
 
 def cut_of(plan: CaptionPlan) -> Cut:

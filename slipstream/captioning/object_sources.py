@@ -4,15 +4,15 @@ A film with an index is read by the ranges that its frames need. All else is fet
 be read through to know its frames. Credentials and endpoints are those of the gateway's environment.
 """
 
-import asyncio
 import hashlib
 from collections.abc import Sequence
-from typing import Protocol
 
+from slipstream.captioning.config import MediaOptions
 from slipstream.captioning.fetch import Sink
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, ObjectUnavailable, PermissionDenied
 from slipstream.objects.cached_reader import BlockCache, CachedReader, in_time
 from slipstream.objects.store import IDENTITY, ObjectFacts, ObjectStores, ObjectUrl
+from slipstream.time_limits import within
 from slipstream.video.paths import OWNER
 from slipstream.video.ranged_film import RangedFilm, media_of
 
@@ -22,25 +22,10 @@ PIECE_BYTES = 8 * 1024**2
 """Of an object that is fetched whole, at once; each has a limit of time."""
 
 
-class ObjectOptions(Protocol):
-    """What of a gateway's configuration says how objects are read."""
-
-    @property
-    def object_roots(self) -> str: ...
-    @property
-    def object_cache_mb(self) -> int: ...
-    @property
-    def object_timeout_s(self) -> float: ...
-    @property
-    def max_ranged_bytes(self) -> int: ...
-    @property
-    def url_timeout_s(self) -> float: ...
-
-
 class ObjectSources:
     """The objects below a gateway's roots, and one cache of their blocks for all captions."""
 
-    def __init__(self, options: ObjectOptions) -> None:
+    def __init__(self, options: MediaOptions) -> None:
         """Raises `InvalidConfig` for a root that this environment makes no store of."""
         self._options = options
         self._roots = parse_roots(options.object_roots)
@@ -94,14 +79,10 @@ class ObjectSources:
     async def _fetch(self, reader: CachedReader, sink: Sink) -> None:
         """All of it takes no longer than what is fetched over https."""
         limit_s = self._options.url_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                for start in range(0, reader.facts.num_bytes, PIECE_BYTES):
-                    await sink.write(await reader.read_whole(start, start + PIECE_BYTES))
-        except TimeoutError:
-            raise ObjectUnavailable(
-                f"{reader.facts.url} was not delivered within this server's limit of {limit_s:g} s"
-            ) from None
+        late = f"{reader.facts.url} was not delivered within this server's limit of {limit_s:g} s"
+        async with within(limit_s, lambda: ObjectUnavailable(late)):
+            for start in range(0, reader.facts.num_bytes, PIECE_BYTES):
+                await sink.write(await reader.read_whole(start, start + PIECE_BYTES))
 
 
 def _too_large(facts: ObjectFacts, limit: int, what: str) -> LimitExceeded:

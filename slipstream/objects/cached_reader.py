@@ -1,6 +1,5 @@
 """Objects by ranges, through a cache of blocks that all readers share."""
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from typing import TypeVar
 
 from slipstream.errors import ObjectUnavailable
 from slipstream.objects.store import ObjectFacts, ObjectStore, ObjectUrl
+from slipstream.time_limits import within
 
 T = TypeVar("T")
 
@@ -101,11 +101,9 @@ class CachedReader:
 
 async def in_time(call: Awaitable[T], url: ObjectUrl, limit_s: float) -> T:
     """What the call gives. Raises `ObjectUnavailable` for one that takes longer."""
-    try:
-        async with asyncio.timeout(limit_s):
-            return await call
-    except TimeoutError:
-        raise ObjectUnavailable(f"{url} did not come within this server's limit of {limit_s:g} s; try later") from None
+    late = f"{url} did not come within this server's limit of {limit_s:g} s; try later"
+    async with within(limit_s, lambda: ObjectUnavailable(late)):
+        return await call
 
 
 def runs(numbers: list[int]) -> Iterator[tuple[int, int]]:

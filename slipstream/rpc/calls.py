@@ -30,12 +30,6 @@ from slipstream.rpc.grpc_options import (
 from slipstream.rpc.security import AUTHORIZATION_KEY, MAX_TOKEN_CHARS, SCHEME
 from slipstream.rpc.tls import PeerSecurity, is_local
 
-# -- channels ---------------------------------------------------------------------------------------------------------
-
-# The calling side of a connection: channels with our options, and gRPC failures as our errors.
-
-# -- client -----------------------------------------------------------------------------------------------------------
-
 WRITE_FAILED = "Internal error from Core"
 """What grpc.aio says when a message could not be sent because the peer is gone: https://github.com/grpc/grpc/issues/36066."""
 _HINT = re.compile("[0-9]{1,9}", re.ASCII)

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from slipstream.errors import DeadlineExceeded, SessionIdle
+from slipstream.time_limits import within
 
 T = TypeVar("T")
 SESSION_IDLE = "the session gave up its place; open it again, or raise --idle-timeout-s"
@@ -26,14 +27,11 @@ class IdleLimit(AsyncIterator[T], Generic[T]):
         self._advice = advice
 
     async def __anext__(self) -> T:
-        limit = asyncio.timeout(self._idle_timeout_s)
-        try:
-            async with limit:
-                return await anext(self._messages)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise SessionIdle(f"nothing was said for {self._idle_timeout_s:g} s, so {self._advice}") from None
+        async with within(self._idle_timeout_s, self._late):
+            return await anext(self._messages)
+
+    def _late(self) -> SessionIdle:
+        return SessionIdle(f"nothing was said for {self._idle_timeout_s:g} s, so {self._advice}")
 
 
 async def steady(chunks: AsyncIterator[bytes], idle_s: float, least_rate: float) -> AsyncIterator[bytes]:
@@ -67,22 +65,20 @@ class Arrivals:
 
     async def first(self, messages: AsyncIterator[T]) -> T:
         """The first message. Raises `DeadlineExceeded`, or StopAsyncIteration where there is none."""
-        limit = asyncio.timeout(self.limit_s)
-        try:
-            async with limit:
-                self._waiting[limit] = None
+        async with within(self.limit_s, self._late) as limit:
+            self._waiting[limit] = None
+            try:
                 if len(self._waiting) > self._most:
                     self._end_oldest()
                 return await anext(messages)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise DeadlineExceeded(
-                f"the call was opened and nothing was sent on it, for which a caller has {self.limit_s:g} s, or less"
-                " where many do so"
-            ) from None
-        finally:
-            self._waiting.pop(limit, None)
+            finally:
+                self._waiting.pop(limit, None)
+
+    def _late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"the call was opened and nothing was sent on it, for which a caller has {self.limit_s:g} s, or less where"
+            " many do so"
+        )
 
     def _end_oldest(self) -> None:
         oldest = next(iter(self._waiting))
@@ -115,12 +111,7 @@ async def write(context: grpc.aio.ServicerContext, response: Any) -> None:
 async def write_steadily(context: grpc.aio.ServicerContext, responses: Iterable[Any], idle_s: float) -> None:
     """Writes all of them. Raises `SessionIdle` when the caller takes nothing for `idle_s`; what gRPC has been given by
     then, at most a response, it holds until the caller goes."""
+    late = f"nothing was taken for {idle_s:g} s, so the call was ended; read it on"
     for response in responses:
-        limit = asyncio.timeout(idle_s)
-        try:
-            async with limit:
-                await write(context, response)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise SessionIdle(f"nothing was taken for {idle_s:g} s, so the call was ended; read it on") from None
+        async with within(idle_s, lambda: SessionIdle(late)):
+            await write(context, response)

@@ -229,8 +229,8 @@ class TargetCall(_Call[target_pb2.TargetRequest]):
         self._place.set()
 
     async def _has_place(self) -> bool:
-        """Frames are sent when the target has room for them. A refusal that they crossed on the way would be lost, too:
-        grpc tells of the broken sending instead."""
+        """Frames are sent when the target has room for them. While it refuses them, grpc would tell of the broken
+        sending, and not of the refusal."""
         if QUEUED_KEY in dict(await self._call.initial_metadata() or ()):
             await self._place.wait()
         return not self._call.done()

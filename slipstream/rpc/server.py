@@ -30,6 +30,7 @@ from slipstream.rpc.guards import Admit, AnswerErrors, Guard
 from slipstream.rpc.security import RequireNames, make_identify
 from slipstream.rpc.tls import WireOptions, warn_of_plaintext
 from slipstream.rpc.tracing import TraceCalls, traced
+from slipstream.time_limits import within
 
 # -- lifecycle and health ----------------------------------------------------------------------------------------------
 
@@ -66,15 +67,12 @@ class Health(health.aio.HealthServicer):
         self._watch_s = watch_s
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:
-        limit = asyncio.timeout(self._watch_s)
         with self._watchers.held():
-            try:
-                async with limit:
-                    await super().Watch(request, context)
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                raise DeadlineExceeded(f"health is watched for {self._watch_s:g} s at most; watch again") from None
+            async with within(self._watch_s, self._late):
+                await super().Watch(request, context)
+
+    def _late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"health is watched for {self._watch_s:g} s at most; watch again")
 
 
 POLL_S = 1.0

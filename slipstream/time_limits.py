@@ -1,0 +1,19 @@
+"""A time limit that says what was not done in time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+
+@asynccontextmanager
+async def within(seconds: float, late: Callable[[], Exception]) -> AsyncIterator[asyncio.Timeout]:
+    """Around what may take so many seconds: beyond them it is cancelled, and `late()` is raised. A `TimeoutError` that
+    comes from inside, as of a network, stays what it is. The limit may be moved."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield limit
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise late() from None
