@@ -68,6 +68,10 @@ CAME_WITH = {
     "what a pass costs all whom it serves": 1,
     "rows of a small draft: who writes them, their compiled code; the runner apart from its layers": 3,
     "a session's work, apart from the passes that its steps share": 1,
+    "time limits that say what was not done": 1,
+    "what the stream of a call's requests is to be": 1,
+    "what is tried at a start, whatever it raises": 1,
+    "who may use a model next, apart from its thread": 1,
     "waits for other ranks that nothing else ends; a follower's side of the ranks, apart from rank 0's": 2,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""

@@ -4,7 +4,6 @@ counts, texts that are found, and what an estimate says."""
 import asyncio
 import contextlib
 import json
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack
 from slipstream.stack.redis_server import EmbeddedServer
 from tests.support.films import frame_times, make_film
+from tests.support.forked_services import command
 from tests.support.planted import forge, planted_text
 from tests.support.processes import model_flags, running
 from tests.support.world import PROMPT, World
@@ -172,9 +172,9 @@ async def test_another_target_of_the_same_model_confirms_and_finds_what_was_alte
     forged.write_text("".join(json.dumps(record) + "\n" for record in records))
     async with elsewhere(archived, world.pair.target, tmp_path) as address:
         there = ("--share", "100%", "--replay-gateway", address)
-        status, said = await command(archived, "audit", "mine", *there)
+        status, said = await told(archived, "audit", "mine", *there)
         assert status == 0 and said == [said[-1]] and "4 of them made again" in said[-1], said
-        status, said = await command(archived, "audit", str(forged), *there, "--json")
+        status, said = await told(archived, "audit", str(forged), *there, "--json")
         async with open_channel(address) as channel:
             replays = await ArchiveClient(Connection(channel)).list_batches(10)
     *found, summary = map(json.loads, said)
@@ -189,7 +189,7 @@ async def test_another_target_of_the_same_model_confirms_and_finds_what_was_alte
 async def test_a_target_of_another_model_confirms_nothing(archived: Archived, world: World, tmp_path: Path) -> None:
     async with elsewhere(archived, world.pair.draft, tmp_path) as address:
         asked = ("mine", "--share", "100%", "--replay-gateway", address, "--json")
-        status, said = await command(archived, "audit", *asked)
+        status, said = await told(archived, "audit", *asked)
     *found, summary = map(json.loads, said)
     assert (status, summary["passed"], summary["replayed"], summary["same"]) == (1, False, 4, 0)
     assert [one["verdict"] for one in found] == ["skipped"] * 4
@@ -223,7 +223,7 @@ async def test_what_was_found_is_cut_out_of_its_film(archived: Archived, tmp_pat
     word = max(words_of(records[3]["parts"][2]["text"]), key=len)
     path = archived.folder / "export.jsonl"
     asked = ("search", word, "--in", str(path), "--clip", str(tmp_path / "clips"), "--json")
-    status, lines = await command(archived, *asked)
+    status, lines = await told(archived, *asked)
     found = [json.loads(line) for line in lines]
     (last,) = [one for one in found if one["custom_id"] == "film.mkv" and one["start_s"] == 11.5]
     assert status == 0 and Path(last["clip"]).name.startswith("film.mkv@11.500")
@@ -282,19 +282,15 @@ async def test_an_estimate_of_nothing_or_of_no_video_says_so(archived: Archived)
         await caption_sample(archived.client, [gone], BatchOptions(), 20, 0, num_bytes)
 
 
-async def command(archived: Archived, *words: str) -> tuple[int, list[str]]:
+async def told(archived: Archived, *words: str) -> tuple[int, list[str]]:
     """Exit status and stdout of one command of `slipstream archive`."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "slipstream.cli", "archive", *words, "--gateway", archived.address),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    said, _ = await process.communicate()
-    return process.returncode or 0, said.decode().splitlines()
+    ended = await command("archive", *words, "--gateway", archived.address)
+    return ended.status, ended.output.splitlines()
 
 
 async def test_the_command_tells_hours_and_cost_of_a_folder(archived: Archived) -> None:
     folder, options = str(archived.folder / "*.mp4"), ("--prompt", PROMPT, "--frames", "4", "--max-new-tokens", "16")
-    status, (line,) = await command(archived, "estimate", folder, *options, "--price-per-device-hour", "2.5", "--json")
+    status, (line,) = await told(archived, "estimate", folder, *options, "--price-per-device-hour", "2.5", "--json")
     facts = json.loads(line)
     assert status == 0 and (facts["items"], facts["sampled"], facts["failed"], facts["devices"]) == (3, 3, 0, 2)
     assert facts["cost"]["value"] == pytest.approx(facts["hours"]["value"] * 2 * 2.5)
@@ -311,8 +307,8 @@ async def test_bad_rows_of_a_manifest_are_left_out_of_an_estimate(archived: Arch
     rows = [b"path", *(str(archived.folder / f"{number}.mp4").encode() for number in range(3)), b"\xff", b"a,b"]
     manifest.write_bytes(b"\n".join(rows))
     asked = ("estimate", str(manifest), "--prompt", PROMPT, "--frames", "4", "--max-new-tokens", "16", "--json")
-    assert await command(archived, *asked) == (2, [])
-    status, (line,) = await command(archived, *asked, "--skip-bad")
+    assert await told(archived, *asked) == (2, [])
+    status, (line,) = await told(archived, *asked, "--skip-bad")
     facts = json.loads(line)
     assert (status, facts["items"], facts["sampled"], facts["bad_rows"]) == (2, 3, 3, 2)
 
@@ -320,12 +316,12 @@ async def test_bad_rows_of_a_manifest_are_left_out_of_an_estimate(archived: Arch
 async def test_the_command_prints_what_differs_and_says_so_by_its_exit_status(
     archived: Archived, tmp_path: Path
 ) -> None:
-    status, said = await command(archived, "audit", "mine", "--share", "100%")
+    status, said = await told(archived, "audit", "mine", "--share", "100%")
     assert status == 0 and said[-1].startswith("passed: 4 results"), said
     records = await archived.records()
     forge(records[1], "another\x1b text")
     export_file = tmp_path / "forged.jsonl"
     export_file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    status, said = await command(archived, "audit", str(export_file), "--share", "1.0")
+    status, said = await told(archived, "audit", str(export_file), "--share", "1.0")
     assert status == 1 and said[0] == "differs 1.mp4: plain decoding says another text"
     assert said[-1].startswith("NOT confirmed") and "\x1b" not in "".join(said)

@@ -4,8 +4,6 @@ import asyncio
 import hashlib
 import io
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from slipstream.client.archive_estimate import stratified
 from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack
 from tests.support.films import make_noise_film
+from tests.support.forked_services import command
 from tests.support.gateway_client import caption
 from tests.support.object_store import ObjectServer, object_server
 from tests.support.processes import logged
@@ -66,25 +65,15 @@ async def archive(
 
 async def run(stack: Stack, objects: ObjectServer, *words: str) -> tuple[int, str]:
     """Exit status and stderr of one command, which reads and writes the bucket itself."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "slipstream.cli", "archive", *words, "--gateway", stack.gateway_address),
-        env={**os.environ, **objects.environment},
-        stderr=asyncio.subprocess.PIPE,
-    )
-    _, errors = await process.communicate()
-    return process.returncode or 0, errors.decode()
+    ended = await command("archive", *words, "--gateway", stack.gateway_address, **objects.environment)
+    return ended.status, ended.errors
 
 
 async def estimated(stack: Stack, objects: ObjectServer, source: str) -> tuple[int, dict[str, Any]]:
     """Exit status and facts of an estimate."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "slipstream.cli", "archive", "estimate", source, "--json", *OPTIONS),
-        *("--gateway", stack.gateway_address),
-        env={**os.environ, **objects.environment},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    said, _ = await process.communicate()
-    return process.returncode or 0, json.loads(said)
+    words = ("estimate", source, "--json", *OPTIONS, "--gateway", stack.gateway_address)
+    ended = await command("archive", *words, **objects.environment)
+    return ended.status, json.loads(ended.output)
 
 
 def lines_of(objects: ObjectServer, key: str) -> dict[str, dict[str, Any]]:
@@ -335,25 +324,15 @@ async def test_hints_may_lie_in_a_bucket(archive: Stack, objects: ObjectServer, 
 
 async def told(objects: ObjectServer, *words: str) -> tuple[int, list[str]]:
     """Exit status and stdout of a command that needs no gateway."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "slipstream.cli", "archive", *words),
-        env={**os.environ, **objects.environment},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    said, _ = await process.communicate()
-    return process.returncode or 0, said.decode().splitlines()
+    ended = await command("archive", *words, **objects.environment)
+    return ended.status, ended.output.splitlines()
 
 
 async def audited(stack: Stack, objects: ObjectServer, batch: str) -> tuple[int, list[dict[str, Any]]]:
     """Exit status, and what was found of all results."""
     words = ("audit", batch, "--share", "100%", "--json", "--gateway", stack.gateway_address)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "slipstream.cli", "archive", *words),
-        env={**os.environ, **objects.environment},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    said, _ = await process.communicate()
-    return process.returncode or 0, [json.loads(line) for line in said.decode().splitlines()]
+    ended = await command("archive", *words, **objects.environment)
+    return ended.status, [json.loads(line) for line in ended.output.splitlines()]
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -88,9 +89,15 @@ async def test_without_slots_batches_are_only_taken_in() -> None:
     gateway = Gateway(GatewayConfig(listen="", target="t:1", archive_slots=0))
     await gateway.submit(1)
     gateway.archive.start()
-    await asyncio.sleep(0.5)
-    assert await gateway.count(JobState.QUEUED) == 1
+    await eventually(lambda: told_of(gateway).takes_writes)
+    assert not told_of(gateway).worker and await gateway.count(JobState.QUEUED) == 1
     await gateway.archive.close()
+
+
+def told_of(gateway: Gateway) -> ArchiveInfo:
+    info = gateway.archive.info()
+    assert info is not None
+    return info
 
 
 async def test_a_worker_at_rest_is_told_and_one_at_work_and_a_store_that_takes_no_writes(
@@ -99,12 +106,7 @@ async def test_a_worker_at_rest_is_told_and_one_at_work_and_a_store_that_takes_n
     monkeypatch.setattr(server_module, "POLL_S", 0.02)
     gateway, hold = Gateway(), asyncio.Event()
     gateway.models.meanwhile = lambda plan: hold.wait()
-
-    def info() -> ArchiveInfo:
-        told = gateway.archive.info()
-        assert told is not None
-        return told
-
+    info = partial(told_of, gateway)
     assert info() == ArchiveInfo()
     gateway.archive.start()
     await eventually(lambda: info().takes_writes)
@@ -279,13 +281,21 @@ async def test_a_store_that_is_not_there_yet_is_asked_when_it_is(
         await gateway.archive.close()
 
 
-async def test_nothing_is_taken_while_the_target_is_away() -> None:
+async def test_nothing_is_taken_while_the_target_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_ready, num_questions = ArchiveService._is_ready, 0
+
+    async def counted(archive: ArchiveService) -> bool:
+        nonlocal num_questions
+        num_questions += 1
+        return await is_ready(archive)
+
+    monkeypatch.setattr(ArchiveService, "_is_ready", counted)
     gateway = Gateway()
     await gateway.submit(1)
     gateway.models.target.is_up = False
     await gateway.target.look()
     gateway.archive.start()
-    await asyncio.sleep(0.5)
+    await eventually(lambda: num_questions > 2)
     assert await gateway.count(JobState.QUEUED) == 1 and not gateway.models.num_sampled
     gateway.models.target.is_up = True
     await gateway.target.look()

@@ -80,14 +80,25 @@ class Served:
 async def service() -> AsyncIterator[Served]:
     pytest.importorskip("pypdfium2")
     pool = ReaderPool(LIMITS, module="tests.support.bad_reader")
-    servicer = ReaderServicer(
-        pool, max_documents=1, max_queued=1, owner_share=1.0, upload_idle_s=0.3, min_upload_rate=10_000
-    )
+    servicer = servicer_over(pool, upload_idle_s=30)
     async with served(servicer) as address:
         made = Served(pool, servicer.places, address)
         yield made
         await made.client.close()
     pool.close()
+
+
+def servicer_over(pool: ReaderPool, upload_idle_s: float) -> ReaderServicer:
+    return ReaderServicer(
+        pool, max_documents=1, max_queued=1, owner_share=1.0, upload_idle_s=upload_idle_s, min_upload_rate=10_000
+    )
+
+
+@contextlib.asynccontextmanager
+async def impatient(service: Served) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to a service that waits for no upload."""
+    async with served(servicer_over(service.pool, upload_idle_s=0.3)) as address, open_channel(address) as channel:
+        yield channel
 
 
 async def test_a_document_comes_over_the_wire_as_the_pool_reads_it(service: Served) -> None:
@@ -156,7 +167,7 @@ async def test_an_upload_that_stalls_gives_its_place_to_others(service: Served) 
         yield reader_pb2.ReadRequest(start=reader_pb2.ReadStart(num_bytes=9))
         await asyncio.Event().wait()
 
-    async with open_channel(service.address) as channel:
+    async with impatient(service) as channel:
         call = reader_pb2_grpc.ReaderStub(channel).Read(stalling())
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
@@ -171,7 +182,7 @@ async def test_an_upload_that_trickles_gives_its_place_to_others(service: Served
             yield reader_pb2.ReadRequest(data=piece)
             await asyncio.sleep(0.05)
 
-    async with open_channel(service.address) as channel:
+    async with impatient(service) as channel:
         call = reader_pb2_grpc.ReaderStub(channel).Read(trickling())
         with pytest.raises(grpc.aio.AioRpcError, match="bytes a second") as caught:
             await call.read()

@@ -1,9 +1,9 @@
 """The process that services of tests are forked from: `python -m tests.support.fork_server DESCRIPTOR MODULE...`.
 
 It imports what these modules import, which takes seconds for torch and transformers, and runs none of them. What is
-forked is a process of its own as any that a stack starts: its own group, environment, log, folder and arguments, and
-the very `__main__` of the service. Over the socket comes a `Start` with two descriptors, of the log and of a pipe that
-is told the process's id and then its exit status, each a `NUMBER`.
+forked is a process of its own as any that a stack starts: its own group, environment, output, folder and arguments, and
+the very `__main__` of the service or command. Over the socket comes a `Start` with three descriptors: of stdout, of
+stderr, and of a pipe that is told the process's id and then its exit status, each a `NUMBER`.
 """
 
 import contextlib
@@ -26,6 +26,8 @@ from typing import NoReturn
 READY = b"ready"
 NUMBER = struct.Struct("q")
 MAX_REQUEST_BYTES = 1 << 20
+IN_PLACE_OF = {"slipstream.cli": "slipstream.cli.app"}
+"""Of what does its work when it is imported: what imports the same."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,11 @@ class Start:
 def main(connection: socket.socket, modules: list[str]) -> None:
     """Until whoever started this process is gone. Nothing that was forked stays."""
     before = dict(os.environ)
-    for name in map(_what_runs, modules):
+    for name in map(_to_import, modules):
         with contextlib.suppress(ImportError):  # of an extra that is not installed: the service itself will say so
             import_module(name)
-        sys.modules.pop(name, None)  # it runs when it is started
+        if name not in IN_PLACE_OF.values():
+            sys.modules.pop(name, None)  # it runs when it is started
     added = {name: value for name, value in os.environ.items() if name not in before}
     gc.collect()
     gc.freeze()  # what was imported is shared, as long as no collection writes to it
@@ -57,7 +60,7 @@ def main(connection: socket.socket, modules: list[str]) -> None:
                 if key.fileobj is not connection:
                     _ended(selector, key, forked)
                     continue
-                request, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 2)
+                request, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 3)
                 if not request:
                     for pid in forked:
                         _kill(pid)
@@ -65,8 +68,10 @@ def main(connection: socket.socket, modules: list[str]) -> None:
                 _fork(selector, Start(**json.loads(request)), added, descriptors, forked)
 
 
-def _what_runs(module: str) -> str:
-    """What `python -m` takes for this name."""
+def _to_import(module: str) -> str:
+    """What `python -m` takes for this name, or what has the same imports."""
+    if module in IN_PLACE_OF:
+        return IN_PLACE_OF[module]
     spec = find_spec(module)
     is_package = spec is not None and spec.submodule_search_locations is not None
     return f"{module}.__main__" if is_package else module
@@ -79,17 +84,18 @@ def _fork(
     descriptors: list[int],
     forked: dict[int, int],
 ) -> None:
-    log, status = descriptors
+    output, errors, status = descriptors
     pid = os.fork()
     if pid == 0:
         others = [key.fd for key in selector.get_map().values()]
         selector.close()
         for descriptor in (*others, *forked.values(), status):
             os.close(descriptor)
-        _become(start, added, log)
+        _become(start, added, output, errors)
     with contextlib.suppress(OSError):  # the child does it, too: whoever knows the process must find its group
         os.setpgid(pid, pid)
-    os.close(log)
+    os.close(output)
+    os.close(errors)
     selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
     forked[pid] = status
     _tell(status, pid)
@@ -113,14 +119,15 @@ def _kill(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _become(start: Start, added: Mapping[str, str], log: int) -> NoReturn:
-    """Runs the service in this process, as `python -m` would."""
+def _become(start: Start, added: Mapping[str, str], output: int, errors: int) -> NoReturn:
+    """Runs the module in this process, as `python -m` would."""
     status = 1
     try:
         os.setpgid(0, 0)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
+        os.dup2(output, 1)
+        os.dup2(errors, 2)
+        os.close(output)
+        os.close(errors)
         os.chdir(start.folder)
         os.environ.clear()
         os.environ.update({**added, **start.environ})

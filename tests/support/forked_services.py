@@ -1,7 +1,7 @@
-"""Services are forked from a process that has imported what they need, in place of importing it each time.
+"""Services and commands are forked from a process that has imported what they need, in place of importing it each time.
 
 A start of a model's service takes five seconds of a core, nine tenths of them for importing torch and transformers;
-forked it takes half a second. Only services are forked, and only where the variables that imports read
+forked it takes half a second. Only these are forked, and only where the variables that imports read
 are what they were when the imports were made. All else is started as always; so is everything in tests of how a process
 starts and ends, which ask for `started_afresh`.
 """
@@ -14,8 +14,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ MODULES = (
     ("slipstream.services.target", "slipstream.services.draft"),
     (
         *("slipstream.services.gateway", "slipstream.services.reader", "slipstream.services.front"),
-        "tests.cli.fake_service",
+        *("tests.cli.fake_service", "slipstream.cli"),
     ),
 )
 """With torch and without: the light ones are not given what they must not need."""
@@ -62,13 +63,13 @@ class ForkServer:
         is_ours = list(argv[:2]) == [sys.executable, "-m"] and argv[2] in names
         return is_ours and _seen_by_imports(environ) == _seen_by_imports(self._environ)
 
-    async def start(self, argv: Sequence[str], environ: Mapping[str, str], log: int) -> "ForkedChild":
+    async def start(self, argv: Sequence[str], environ: Mapping[str, str], output: int, errors: int) -> "ForkedChild":
         """Raises `ConnectionError` when the server could not import what it should; its own output says why."""
         connection = await self._connected()
         start = Start(argv[2], list(argv[3:]), self._bound(environ), os.getcwd())
         reading, writing = os.pipe()
         try:
-            socket.send_fds(connection, [json.dumps(asdict(start)).encode()], [log, writing])
+            socket.send_fds(connection, [json.dumps(asdict(start)).encode()], [output, errors, writing])
         except BaseException:
             os.close(reading)
             raise
@@ -174,8 +175,33 @@ def fork_server_pids() -> set[int]:
 async def _start_child(argv: Sequence[str], environ: Mapping[str, str], log: int) -> Any:
     for server in _servers:
         if server.forks(argv, environ):
-            return await server.start(argv, environ, log)
+            return await server.start(argv, environ, log, log)
     return await START_AFRESH(argv, environ, log)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command line that has."""
+
+    status: int
+    output: str
+    errors: str
+
+
+async def command(*words: str, **environ: str) -> Ended:
+    """Runs `slipstream` with these words, and with these variables beside those that there are."""
+    argv, environment = [sys.executable, "-m", "slipstream.cli", *words], {**os.environ, **environ}
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        told = output.fileno(), errors.fileno()
+        server = next((each for each in _servers if each.forks(argv, environment)), None)
+        if server is not None:
+            child: Any = await server.start(argv, environment, *told)
+        else:
+            child = await asyncio.create_subprocess_exec(*argv, env=environment, stdout=told[0], stderr=told[1])
+        status = await child.wait()
+        output.seek(0)
+        errors.seek(0)
+        return Ended(status, output.read().decode(), errors.read().decode())
 
 
 def _seen_by_imports(environ: Mapping[str, str]) -> dict[str, str]:

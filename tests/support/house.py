@@ -63,7 +63,7 @@ class Module:
     @cached_property
     def imports(self) -> list[Import]:
         """All of them, those inside functions included."""
-        return [found for node, at_run_time in _nodes(self.syntax) for found in self._imports(node, at_run_time)]
+        return [found for node, at_run_time in _statements(self.syntax) for found in self._imports(node, at_run_time)]
 
     def _imports(self, node: ast.AST, at_run_time: bool) -> Iterator[Import]:
         if isinstance(node, ast.Import):
@@ -151,14 +151,17 @@ def read_house(tree: Path) -> House:
     return House(read_modules(tree, PRODUCT), {name: frozenset(MEMBER.findall(body)) for name, body in found})
 
 
-def _nodes(tree: ast.AST, at_run_time: bool = True) -> Iterator[tuple[ast.AST, bool]]:
-    """All nodes, and whether they are run or only read by type checkers."""
-    yield tree, at_run_time
-    for name, value in ast.iter_fields(tree):
-        is_unrun = name == "body" and isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.unparse(tree.test)
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
-                yield from _nodes(child, at_run_time and not is_unrun)
+def _statements(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
+    """All statements, and whether they are run or only read by type checkers."""
+    left: list[tuple[ast.AST, bool]] = [(tree, True)]
+    while left:
+        node, at_run_time = left.pop()
+        yield node, at_run_time
+        is_unrun = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for name in ("body", "orelse", "handlers", "finalbody", "cases"):
+            inner = getattr(node, name, ())
+            if isinstance(inner, list):  # of an expression, as of a lambda, `body` is one
+                left += [(child, at_run_time and not (is_unrun and name == "body")) for child in inner]
 
 
 def _addresses(name: str) -> tuple[str, ...]:
