@@ -159,8 +159,8 @@ class Batches:
             return jobs
         await self._expire(owner, batch)
         ending, _ = await asyncio.to_thread(self.records.ending, owner, batch.batch_id)
-        is_over = not ending or jobs.state is BatchState.CANCELLING
-        return jobs if is_over else await archive.cancel(batch.key)
+        goes_on = not ending or jobs.state is BatchState.CANCELLING
+        return jobs if goes_on else await archive.cancel(batch.key)
 
     async def _lost(self, owner: str, batch: HttpBatch) -> HttpBatch:
         """What was handed in, and the archive does not know: that may pass until the batch's time is over, and then it
