@@ -109,6 +109,8 @@ def run(args: Sequence[str] | None = None) -> int:
 def _describe(error: Exception) -> tuple[str, int]:
     if isinstance(error, SlipstreamError):
         return str(error), error.exit_code
+    if isinstance(error, UnicodeEncodeError):  # a shell hands over any bytes
+        return f"{ascii(error.object)[:80]} is not UTF-8", InvalidConfig.exit_code
     usage_message = getattr(error, "format_message", None)  # typer's own errors; their base class moved over versions
     if usage_message is not None:
         return f"{usage_message()} (see --help)", 2

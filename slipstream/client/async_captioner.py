@@ -12,6 +12,7 @@ from typing import Generic, Self, TypeVar
 from slipstream.client.batch_handles import AsyncArchive
 from slipstream.client.caption_client import (
     CAPTION_TIMEOUT_S,
+    MAX_TIMEOUT_S,
     RESUME_WAIT_S,
     Video,
     caption_events,
@@ -50,6 +51,12 @@ with_keywords = keywords_of(
         "resume_wait_s": "how long to wait for a gateway that was lost, to go on with the caption there; 0: it ends.",
     },
 )
+
+
+def _limit(call: CaptionCall | DocumentCall | FilmCall) -> float:
+    """Seconds; of one without a limit very many."""
+    return min(call.timeout_s, MAX_TIMEOUT_S)
+
 
 # -- streams ----------------------------------------------------------------------------------------------------------
 
@@ -310,7 +317,7 @@ class AsyncCaptioner:
             video,
             options,
             request_id=call.request_id,
-            timeout_s=call.timeout_s,
+            timeout_s=_limit(call),
             resume_wait_s=call.resume_wait_s,
         )
         async with aclosing(events):
@@ -326,7 +333,7 @@ class AsyncCaptioner:
         self, document: Video, call: DocumentCall, asked: DocumentOptions
     ) -> AsyncGenerator[DocumentEvent, None]:
         connection = await self.connection()
-        events = document_events(connection, document, asked, request_id=call.request_id, timeout_s=call.timeout_s)
+        events = document_events(connection, document, asked, request_id=call.request_id, timeout_s=_limit(call))
         async with aclosing(events):
             async for event in events:
                 yield event
@@ -340,7 +347,7 @@ class AsyncCaptioner:
         self, film: Video, call: FilmCall, options: CaptionOptions
     ) -> AsyncGenerator[FilmEvent, None]:
         connection = await self.connection()
-        events = film_events(connection, film, options, request_id=call.request_id, timeout_s=call.timeout_s)
+        events = film_events(connection, film, options, request_id=call.request_id, timeout_s=_limit(call))
         async with aclosing(events):
             async for event in events:
                 yield event

@@ -161,6 +161,8 @@ def call_failure(error: grpc.aio.AioRpcError, timeout_s: float) -> SlipstreamErr
 # -- captions ---------------------------------------------------------------------------------------------------------
 
 CAPTION_TIMEOUT_S = 600.0
+MAX_TIMEOUT_S = 1e8
+"""Three years: gRPC takes a deadline that is much further away for one that has passed."""
 INFO_TIMEOUT_S = 10.0
 MAX_RESUMPTIONS = 5
 RESUME_WAIT_S = 30.0

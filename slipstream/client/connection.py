@@ -9,10 +9,12 @@ from typing import Self, TypeVar
 
 import grpc
 
-from slipstream.errors import ServiceUnavailable
+from slipstream.errors import InvalidConfig, ServiceUnavailable
 from slipstream.rpc.calls import open_channel, token_metadata
 from slipstream.rpc.tls import make_peer_security
 
+_SCHEMES = ("unix:", "unix-abstract:", "vsock:", "dns:", "ipv4:", "ipv6:", "xds:")
+"""Of addresses that gRPC takes apart itself."""
 CONNECT_S = 2.0
 """How long one of several gateways has to be reached."""
 AnswerT = TypeVar("AnswerT")
@@ -38,19 +40,30 @@ class GatewayAddress:
         """The connection, which connects when it is first used. Needs a running event loop.
 
         Raises:
-            InvalidConfig: a file that cannot be used, or a token that is malformed or would travel in plaintext.
+            InvalidConfig: a file that cannot be used, an address that is none, or a token that is malformed or would
+                travel in plaintext.
         """
         security = None
         if self.ca or self.cert or self.key:
             own = self._named("cert", self.cert), self._named("key", self.key)
             security = make_peer_security(self._named("ca", self.ca), *own)
         addresses = [self.address] if self.address.startswith(("ipv4:", "ipv6:")) else self.address.split(",")
+        for address in addresses:
+            _check(address)
         metadata = [token_metadata(address, security, self.token) for address in addresses]
         channel, *others = [open_channel(address, security) for address in addresses]
         return Connection(channel, metadata[0], deque(others))
 
     def _named(self, name: str, path: FilePath | None) -> tuple[str, str]:
         return self.option_prefix + name, os.fspath(path or "")
+
+
+def _check(address: str) -> None:
+    if address.startswith(_SCHEMES):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not (port.isascii() and port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536):
+        raise InvalidConfig(f"{address!r} is no address of a gateway; give HOST:PORT or unix:PATH")
 
 
 @dataclass

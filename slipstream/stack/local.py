@@ -16,7 +16,7 @@ from slipstream.rpc.security import TOKEN_VARIABLE
 from slipstream.rpc.server import PARENT_PID_VARIABLE
 from slipstream.stack.addresses import gateway_address
 from slipstream.stack.process import HttpProcess, RunFolder, ServiceProcess, bound_log
-from slipstream.stack.redis_server import QueueServer
+from slipstream.stack.redis_server import QueueServer, private_folder
 from slipstream.stack.start_order import ONE_GPU, start_groups
 
 # -- launch -----------------------------------------------------------------------------------------------------------
@@ -171,8 +171,7 @@ def service_environment(name: str, given: Mapping[str, str]) -> dict[str, str]:
 
 def _with_http_folder(options: StackOptions, folder: Path) -> StackOptions:
     """The front keeps files there, and the gateway may read the media of its batches."""
-    media = folder.resolve() / "media"
-    media.mkdir(parents=True, exist_ok=True, mode=0o700)
+    media = private_folder(folder.resolve() / "media")
     flags = ("--data", str(folder.resolve()), "--shared-media", "true", *options.extra_flags.get("front", ()))
     extra = {**options.extra_flags, "front": flags}
     return replace(options, video_roots=(*options.video_roots, media), extra_flags=extra)

