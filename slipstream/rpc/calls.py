@@ -119,7 +119,8 @@ def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
 
 # -- first status -----------------------------------------------------------------------------------------------------
 
-STATUS_GRACE_S = 0.2
+STATUS_GRACE_S, STATUS_POLL_S = 1.0, 0.01
+"""How long a gateway's own status may come behind the failure of a write, and how often it is looked for."""
 
 
 class FirstStatus:
@@ -138,13 +139,16 @@ class FirstStatus:
         """The error with the gateway's own status, where it had one."""
         if error.details() != WRITE_FAILED:
             return error
-        if self._status is None or self._status[1] == WRITE_FAILED:
-            await asyncio.sleep(STATUS_GRACE_S)
+        deadline = asyncio.get_running_loop().time() + STATUS_GRACE_S
+        while self._status is None or self._status[1] == WRITE_FAILED:
             self._status = (
                 await self._call.code(),
                 await self._call.details(),
                 await self._call.trailing_metadata(),
             )
+            if asyncio.get_running_loop().time() > deadline:
+                break
+            await asyncio.sleep(STATUS_POLL_S)
         code, details, trailing_metadata = self._status
         return grpc.aio.AioRpcError(code, error.initial_metadata(), trailing_metadata, details)
 

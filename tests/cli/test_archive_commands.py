@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,8 @@ import pytest
 
 from slipstream.archive.messages import Job
 from slipstream.cli.app import run
-from slipstream.cli.archive.output import FORMULA_STARTS
-from slipstream.errors import ServiceUnavailable
+from slipstream.cli.archive.output import FORMULA_STARTS, replacing
+from slipstream.errors import InvalidConfig, ServiceUnavailable
 from tests.cli.fake_archive import TEXT, FakeArchive
 
 NAMES = ("a.mp4", "b/a.mp4", "bad.mp4", "dead.mp4", "../up.mp4")
@@ -279,3 +280,17 @@ def _read_all(descriptor: int) -> str:
         pass
     os.close(descriptor)
     return b"".join(chunks).decode()
+
+
+def test_a_full_disk_is_told_by_the_file_that_it_has_no_room_for(tmp_path: Path) -> None:
+    """Results and errors are written at once."""
+    held = resource.getrlimit(resource.RLIMIT_FSIZE)
+    results, errors = tmp_path / "out.jsonl", tmp_path / "out.jsonl.errors.jsonl"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, held[1]))
+    try:
+        told = pytest.raises(InvalidConfig, match=rf"^cannot write {results}: File too large")
+        with told, replacing(results) as file, replacing(errors):
+            file.write("a line\n" * 10_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, held)
+    assert not list(tmp_path.iterdir())

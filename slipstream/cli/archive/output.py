@@ -41,6 +41,8 @@ from slipstream.objects.blocking import blocking_store, place_of, writing, writi
 from slipstream.objects.store import ObjectUrl, is_object_url
 
 STDOUT = "-"
+BLOCK_BYTES = 4096
+"""Of a file that is written here, at once."""
 NAMED_BYTES = 200
 """Of a file's name in that of the one that is written first: file systems take names of 255."""
 FORMULA_STARTS = tuple("=+-@\t\r\n＝＋－＠")
@@ -245,7 +247,7 @@ def replacing_bytes(path: Path, keep_empty: bool = True) -> Iterator[IO[bytes]]:
     part = final.with_name(f".{told}.{os.getpid()}.part")
     with _named_failure(path):
         try:
-            with part.open("wb") as file:
+            with io.BufferedWriter(_NamedFile(part, path), BLOCK_BYTES) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -282,6 +284,18 @@ def plain_cell(cell: Any) -> Any:
 def _json_line(record: dict[str, Any]) -> str:
     """JSON that a terminal can be shown: what would steer it is escaped, so nothing is lost."""
     return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(record, ensure_ascii=False))
+
+
+class _NamedFile(io.FileIO):
+    """A file whose failures name `path`, wherever they are caught: several are written at once."""
+
+    def __init__(self, file: Path, path: Path) -> None:
+        super().__init__(file, "wb")
+        self._path = path
+
+    def write(self, data: Any, /) -> int:
+        with _named_failure(self._path):
+            return super().write(data)
 
 
 @contextmanager
