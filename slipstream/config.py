@@ -24,6 +24,11 @@ def option(help_text: str, *, default: Any = dataclasses.MISSING, check: Check |
     return dataclasses.field(default=default, metadata={"help": help_text, "check": check})
 
 
+def is_port(text: str) -> bool:
+    """Whether it is the number of a port that somebody may listen at."""
+    return text.isascii() and text.isdecimal() and len(text) < 6 and 0 < int(text) < 65_536
+
+
 def between(low: float, high: float) -> Check:
     """Accepts numbers in [low, high]."""
 

@@ -17,6 +17,7 @@ from urllib.parse import urljoin
 import h11
 
 from slipstream import __version__
+from slipstream.config import is_port
 from slipstream.errors import (
     InvalidRequest,
     LimitExceeded,
@@ -114,7 +115,7 @@ def check_hosts(value: str) -> str | None:
         host, _, port = entry.partition(":")
         if not host or any(char.isspace() or char in "/@*[]?#" for char in entry):
             return f"names {entry!r}, which is no HOST or HOST:PORT"
-        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        if port and not is_port(port):
             return f"names {entry!r}, which has an invalid port"
     return None
 

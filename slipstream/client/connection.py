@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 
 import grpc
 
+from slipstream.config import is_port
 from slipstream.errors import InvalidConfig, ServiceUnavailable
 from slipstream.rpc.calls import open_channel, token_metadata
 from slipstream.rpc.tls import make_peer_security
@@ -62,7 +63,7 @@ def _check(address: str) -> None:
     if address.startswith(_SCHEMES):
         return
     host, _, port = address.rpartition(":")
-    if not host or "/" in host or not (port.isascii() and port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536):
+    if not host or "/" in host or not is_port(port):
         raise InvalidConfig(f"{address!r} is no address of a gateway; give HOST:PORT or unix:PATH")
 
 

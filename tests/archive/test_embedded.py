@@ -1,6 +1,7 @@
 """The embedded server: it answers, keeps what it acknowledged, is alone on its folder and ends with its parent."""
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -98,3 +99,10 @@ async def test_a_folder_that_cannot_be_made(tmp_path: Path, where: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidConfig, match="cannot be made, for data to be kept there"):
         await EmbeddedServer(tmp_path / where).start()
+
+
+async def test_a_folder_that_takes_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a file system that is read-only: root may write to any other."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(InvalidConfig, match="takes no data: it is read-only"):
+        await EmbeddedServer(tmp_path).start()
