@@ -108,7 +108,7 @@ def read_item(item: BatchItem, number: int, batch: BatchPayload, priority: Prior
     if not _is_name(item.custom_id):
         raise InvalidRequest(f"item {number}: custom_id must have 1 to {MAX_NAME_CHARS} printable characters")
     source = item.source[:MAX_SOURCE_CHARS]
-    kind = item.kind or _kind_of(source)
+    kind = item.kind or kind_of(source)
     if kind is not JobKind.DOCUMENT:
         in_segments = {**batch.caption, **item.caption}.get("segments", "none") != "none"
         kind = JobKind.FILM if in_segments else JobKind.VIDEO
@@ -121,13 +121,6 @@ def read_item(item: BatchItem, number: int, batch: BatchPayload, priority: Prior
     except SlipstreamError as error:
         cost, rejection = 1, str(error)
     return JobSpec(item.custom_id, write_job(job), priority, rejection, cost)
-
-
-def _kind_of(source: str) -> JobKind:
-    try:
-        return kind_of(source)
-    except ValueError:  # of an address that is none, which will be said when it is fetched
-        return JobKind.VIDEO
 
 
 def _read_cost(item: BatchItem, batch: BatchPayload, config: GatewayConfig) -> int:

@@ -45,8 +45,11 @@ DOCUMENT_OPTIONS: Mapping[str, type] = {"pages": str, "dpi": int, "text_layer": 
 
 
 def kind_of(source: str) -> JobKind:
-    """What a path or an address is by its extension."""
-    path = urlsplit(source).path if "://" in source else source
+    """What a path or an address is by its extension; that an address is none is said when it is fetched."""
+    try:
+        path = urlsplit(source).path if "://" in source else source
+    except ValueError:
+        return JobKind.VIDEO
     return JobKind.DOCUMENT if path.lower().endswith(DOCUMENT_EXTENSIONS) else JobKind.VIDEO
 
 

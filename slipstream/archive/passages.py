@@ -29,14 +29,33 @@ class Passage:
     """Its times are those of a segment, and not just of the whole video."""
 
 
-def passages_of(line: str | bytes) -> Iterator[Passage]:
-    """Those of one line, in their order; none where it is no line of an export, or has no text."""
+@dataclass
+class ExportedPassages:
+    """Those of all lines of an export, in their order."""
+
+    lines: Iterable[str | bytes]
+    num_damaged: int = 0
+    """Lines so far that are neither empty nor of an export."""
+
+    def __iter__(self) -> Iterator[Passage]:
+        for line in self.lines:
+            record = _record_of(line)
+            if record is not None:
+                yield from _passages_of(record)
+            elif line.strip():
+                self.num_damaged += 1
+
+
+def _record_of(line: str | bytes) -> dict[str, Any] | None:
+    """What it says of a job; None where it is no line of an export."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
-        return
-    if not isinstance(record, dict) or not _is_text(record.get("custom_id")):
-        return
+        return None
+    return record if isinstance(record, dict) and _is_text(record.get("custom_id")) else None
+
+
+def _passages_of(record: Mapping[str, Any]) -> Iterator[Passage]:
     source = record["source"] if _is_text(record.get("source")) else ""
     parts = record.get("parts")
     for part in parts if isinstance(parts, list) else [record]:
@@ -75,9 +94,3 @@ def _is_text(value: object) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def passages_in(lines: Iterable[str | bytes]) -> Iterator[Passage]:
-    """Those of all lines."""
-    for line in lines:
-        yield from passages_of(line)

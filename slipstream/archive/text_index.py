@@ -11,7 +11,7 @@ order are ranked, and the answer says so.
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -168,6 +168,11 @@ class TextIndex:
     def __len__(self) -> int:
         return int(self.facts["passages"])
 
+    @property
+    def num_damaged(self) -> int:
+        """Lines of what it was made of that could not be read."""
+        return int(self.facts.get("damaged", "0"))
+
     def search(self, question: Question, limit: int) -> Found:
         """At most `limit` passages. Raises `InvalidConfig` where the file turns out to be damaged."""
         try:
@@ -183,9 +188,11 @@ def _passage_of(row: tuple[str, str, str, float, float, int, int]) -> Passage:
     return Passage(custom_id, source, said, start_s, end_s, page, bool(is_segment))
 
 
-def build_index(path: Path, passages: Iterable[Passage], made_of: str = "") -> int:
+def build_index(
+    path: Path, passages: Iterable[Passage], made_of: str = "", num_damaged: Callable[[], int] = lambda: 0
+) -> int:
     """Writes an index in the place of `path`, which is whole or as it was before; how many passages it has. `made_of`
-    is kept with it, to know later whether it is still true.
+    is kept with it, to know later whether it is still true, and so is what `num_damaged` says behind the last passage.
 
     Raises `InvalidConfig` where it cannot be written.
     """
@@ -194,7 +201,7 @@ def build_index(path: Path, passages: Iterable[Passage], made_of: str = "") -> i
         part.unlink(missing_ok=True)
         with closing(sqlite3.connect(part)) as base, _fast_writes(base):
             total = _fill(base, iter(passages))
-            facts = {"format": str(FORMAT), "passages": str(total), "made_of": made_of}
+            facts = {"format": str(FORMAT), "passages": str(total), "made_of": made_of, "damaged": str(num_damaged())}
             base.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
         part.replace(path)
     except (sqlite3.Error, OSError) as error:

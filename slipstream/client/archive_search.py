@@ -5,13 +5,13 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 from slipstream.archive.messages import Job, JobKind, JobPart
-from slipstream.archive.passages import Passage, passages_in
+from slipstream.archive.passages import ExportedPassages
 from slipstream.archive.text_index import TextIndex, build_index
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.errors import InvalidConfig, InvalidRequest
@@ -28,20 +28,26 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
     return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "slipstream" / "search"
 
 
-def index_exports(exports: Sequence[str], index: Path) -> int:
-    """Builds one index of several exports, in their order; how many passages it has. An export is a path, or an
+def index_exports(exports: Sequence[str], index: Path) -> TextIndex:
+    """Builds one index of several exports, in their order. An export is a path, or an
     object's address. Raises `InvalidRequest` for a file that cannot be read, what a store says, and `InvalidConfig` for
     an index that cannot be written, or would take the place of an export."""
     if taken := [export for export in exports if place_of(export) == place_of(str(index))]:
         raise InvalidConfig(f"cannot write the index {index}: it would take the place of {taken[0]}, which is read")
     stamps = [_stamp(export) for export in exports]
 
-    def passages() -> Iterator[Passage]:
+    def lines() -> Iterator[bytes]:
         for export in exports:
-            with open_file(export) as lines:
-                yield from passages_in(lines)
+            with open_file(export) as file:
+                yield from file
 
-    return build_index(index, passages(), json.dumps(stamps))
+    _build(index, lines(), json.dumps(stamps))
+    return TextIndex(index)
+
+
+def _build(index: Path, lines: Iterable[str | bytes], made_of: str) -> None:
+    passages = ExportedPassages(lines)
+    build_index(index, passages, made_of, lambda: passages.num_damaged)
 
 
 def open_export(export: str, cache: Path) -> TextIndex:
@@ -65,12 +71,14 @@ def open_export(export: str, cache: Path) -> TextIndex:
     place = places[0] if os.access(places[0].parent, os.W_OK) else away
     if place == away:
         _private(away)
-    if not index_exports([export], place):
+    index = index_exports([export], place)
+    if not len(index):
+        index.close()
         place.unlink()
         raise InvalidRequest(
             f"{export} has no text; give JSON lines of `slipstream archive export`, or an index of them"
         )
-    return TextIndex(place)
+    return index
 
 
 def _is_index(export: str) -> bool:
@@ -100,12 +108,12 @@ async def open_batch(client: ArchiveClient, batch: str, cache: Path) -> TextInde
                 parts = [part async for part in client.parts(batch, job)]
                 lines.write(json.dumps(_record(job, parts)) + "\n")
         lines.seek(0)
-        build_index(place, passages_in(lines), made_of)
+        _build(place, lines, made_of)
     return TextIndex(place)
 
 
 def _record(job: Job, parts: Sequence[JobPart]) -> dict[str, Any]:
-    """What `passages_of` reads of a job, as an export has it."""
+    """What `ExportedPassages` reads of a job, as an export has it."""
     record: dict[str, Any] = {"custom_id": job.custom_id, "source": job.source, "kind": job.kind}
     if job.caption is not None:
         return record | {"text": job.caption.text, "receipt": {"video": {"duration_s": job.caption.video.duration_s}}}

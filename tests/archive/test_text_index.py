@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.archive.passages import Passage, passages_in, passages_of
+from slipstream.archive.passages import ExportedPassages, Passage
 from slipstream.archive.text_index import RANKED, TextIndex, build_index, parse_question
 from slipstream.errors import InvalidConfig, InvalidRequest
 
@@ -145,15 +145,17 @@ def test_passages_have_their_files_and_times() -> None:
     document = {"custom_id": "d", "kind": "document", "parts": [{"page": 2, "text": "page"}]}
     failed = {"custom_id": "e", "text": None, "error": "bad"}
     lines = [json.dumps(one) for one in (film, video, document, failed)]
-    assert list(passages_in([*lines, "{", "3"])) == [
+    export = ExportedPassages([*lines, "{", "3", b"\xff", "\n"])
+    assert list(export) == [
         Passage("f", "/f", "said", 4.5, 8.0, is_segment=True),
         Passage("v", "", "all", 0.0, 3.5),
         Passage("d", "", "page", page=2),
     ]
+    assert export.num_damaged == 3
 
 
 @given(RECORDS)
 def test_any_line_gives_passages_that_can_be_kept_or_none(record: object) -> None:
-    for passage in passages_of(json.dumps(record)):
+    for passage in ExportedPassages([json.dumps(record)]):
         assert passage.text.strip() and passage.text.encode() is not None
         assert passage.start_s <= passage.end_s or passage.page

@@ -48,6 +48,7 @@ class FakeGateway(gateway_pb2_grpc.GatewayServicer):
         """What each caller that resumed had."""
         self.resumes = True
         """False: as gateways of older releases, it does not know what that is."""
+        self.reads_documents = False
         self.refuse_resuming: grpc.StatusCode | None = None
         self._ready = threading.Event()
 
@@ -125,8 +126,9 @@ class FakeGateway(gateway_pb2_grpc.GatewayServicer):
         self, request: gateway_pb2.GetGatewayRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> gateway_pb2.GatewayInfo:
         return gateway_pb2.GatewayInfo(
-            version="9.9.9", target_model="big", max_frames=128, max_video_bytes=10**9, default_prompt="[Describe] it."
-        )
+            version="9.9.9", target_model="big", max_frames=128, max_video_bytes=10**9, default_prompt="[Describe] it.",
+            reads_documents=self.reads_documents,
+        )  # fmt: skip
 
 
 def make_summary(method: str = "slipstream", generate_s: float = 0.5, text: str = TEXT) -> Summary:

@@ -67,6 +67,18 @@ def test_an_index_is_built_once_and_anew_when_the_export_is_another(
     assert capsys.readouterr().out.count("new.mp4") == 2
 
 
+def test_damaged_lines_are_counted(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = export.read_text()
+    export.write_text(whole[:40] + "\n" + whole + "\n[1]\n" + json.dumps({"custom_id": "failed", "error": "bad"}))
+    for _ in range(2):  # built, and found again
+        assert run(["archive", "search", "red car", "--in", str(export)]) == 0
+        told = capsys.readouterr().err.splitlines()
+        assert told[0] == "slipstream: 2 found" and "2 lines are not of an export" in told[1]
+    index = ["archive", "index", str(export), "--output", str(tmp_path / "all.index"), "--json"]
+    assert run(index) == 0
+    assert json.loads(capsys.readouterr().out) == {"passages": 3, "damaged_lines": 2}
+
+
 def test_several_exports_and_an_index_of_them(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text(json.dumps({"custom_id": "o.mp4", "text": "A boat in the rain."}) + "\n")

@@ -352,6 +352,18 @@ def test_many_items_in_little_memory(archive: FakeArchive, tmp_path: Path) -> No
     assert archive.submits == 6
 
 
+def test_documents_that_wait_for_a_reader_are_told_of(
+    archive: FakeArchive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tmp_path / "list.csv"
+    manifest.write_text("source\n" + "\n".join(("a.pdf", "https://example.org/b.PNG?x=1", "c.mp4", "https://[/d.pdf")))
+    assert submit(archive, manifest) == 0
+    assert "2 documents wait for a gateway with a reader" in capsys.readouterr().err
+    archive.reads_documents = True
+    assert submit(archive, manifest) == 0
+    assert not capsys.readouterr().err
+
+
 def test_documents_are_known_by_their_extension_and_folders_stand_for_them_when_told_to(
     archive: FakeArchive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,8 +15,14 @@ from slipstream.archive.queue import Priority
 from slipstream.cli.archive.asking import BATCH_PANEL, GatewayOption, JsonOption
 from slipstream.cli.archive.batch_view import SECONDS_PER_HOUR, choose_view, span, speedup
 from slipstream.cli.archive.job_lines import job_record
+from slipstream.cli.archive.source_options import (
+    DocumentFlags,
+    RootOption,
+    SkipBadOption,
+    SourcesArgument,
+    document_flags,
+)
 from slipstream.cli.archive.sources import Sources
-from slipstream.cli.archive.submit import DocumentFlags, RootOption, SkipBadOption, SourcesArgument, document_flags
 from slipstream.cli.caption import caption_options
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options, run_async
 from slipstream.cli.up import placement_words

@@ -15,7 +15,7 @@ from slipstream.cli.archive.asking import JsonOption, ask
 from slipstream.cli.archive.clips import cut_passages
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options, run_async
 from slipstream.cli.film import clock_time
-from slipstream.cli.views import printable
+from slipstream.cli.views import complain, printable
 from slipstream.client.archive_search import cache_folder, index_exports, open_batch, open_export
 from slipstream.errors import InvalidRequest
 
@@ -57,12 +57,14 @@ def search_command(
     asked = parse_question(question)
     with ExitStack() as opened:
         indexes = [opened.enter_context(index) for index in _indexes(batch, exports or [], gateway, connection)]
+        num_damaged = sum(index.num_damaged for index in indexes)
         found = _merged([index.search(asked, limit) for index in indexes], limit)
     clips = {} if clip is None else run_async(cut_passages(found.passages, clip))
     for passage in found.passages:
         told = {"clip": str(clips[passage].path)} if passage in clips else {}
         typer.echo(json.dumps(passage_dict(passage) | told) if as_json else passage_line(passage))
     typer.echo(f"slipstream: {_told(found)}", err=True)
+    _tell_of_damaged(num_damaged)
     raise typer.Exit(0 if found.passages else 1)
 
 
@@ -74,9 +76,10 @@ def index_command(
     as_json: JsonOption = False,
 ) -> None:
     """Build one index of several exports, for `search --in`."""
-    total = index_exports(exports, output)
-    line = json.dumps({"passages": total}) if as_json else f"{printable(str(output))}: {total:,} texts"
-    typer.echo(line)
+    with index_exports(exports, output) as index:
+        told = {"passages": len(index), "damaged_lines": index.num_damaged}
+    typer.echo(json.dumps(told) if as_json else f"{printable(str(output))}: {told['passages']:,} texts")
+    _tell_of_damaged(told["damaged_lines"])
 
 
 def _indexes(
@@ -106,6 +109,12 @@ def _told(found: Found) -> str:
         return f"more than {RANKED:,} texts have the words; the best of the first {RANKED:,} are shown"
     shown = len(found.passages)
     return f"{found.num_ranked:,} found" + (f", {shown:,} shown" if shown < found.num_ranked else "")
+
+
+def _tell_of_damaged(num_lines: int) -> None:
+    if num_lines:
+        are = "1 line is" if num_lines == 1 else f"{num_lines:,} lines are"
+        complain(f"{are} not of an export", "passed by; `slipstream archive export` writes the batch anew")
 
 
 def passage_dict(passage: Passage) -> dict[str, Any]:

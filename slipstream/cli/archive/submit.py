@@ -15,20 +15,26 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from slipstream.archive.messages import Batch, BatchItem, BatchOptions, OptionValues, Submitted, document_options
+from slipstream.archive.messages import Batch, BatchItem, BatchOptions, JobKind, Submitted, kind_of
 from slipstream.archive.queue import Priority
-from slipstream.cli.archive.asking import BATCH_PANEL, FormatOption, GatewayOption, RawOption, ask
+from slipstream.cli.archive.asking import BATCH_PANEL, FormatOption, GatewayOption, RawOption
 from slipstream.cli.archive.batch_view import Show, batch_dict, choose_view, exit_status
 from slipstream.cli.archive.old_captions import OldCaptions
 from slipstream.cli.archive.output import STDOUT, Format, Output, check_output, check_unread, choose_format, export
+from slipstream.cli.archive.source_options import (
+    DocumentFlags,
+    RootOption,
+    SkipBadOption,
+    SourcesArgument,
+    document_flags,
+)
 from slipstream.cli.archive.sources import Sources, batch_key
 from slipstream.cli.caption import caption_options
-from slipstream.cli.common import ConnectionOptions, bundled, connection_options
+from slipstream.cli.common import ConnectionOptions, bundled, connection_options, run_async
 from slipstream.cli.views import complain, printable
 from slipstream.client.archive_client import ArchiveClient, Tell
-from slipstream.documents.messages import DocumentRequest
-from slipstream.documents.reading import OCR_WHEN, STAGES, DocumentOptions
-from slipstream.documents.surfaces import SURFACES
+from slipstream.client.caption_client import gateway_info
+from slipstream.client.connection import Connection, GatewayAddress
 from slipstream.errors import InvalidConfig, InvalidRequest, SlipstreamError
 from slipstream.objects.store import is_object_url
 from slipstream.options import CaptionOptions
@@ -40,22 +46,8 @@ EXPORT_SHARE = 0.05
 LAST_EXPORT_S = 15.0
 """What an interrupted command may still take to write what is done."""
 SHOWN_CONFLICTS = 10
-DOCUMENTS_PANEL = "Documents"
 
 
-SourcesArgument = Annotated[
-    list[str],
-    typer.Argument(
-        help="Folders, quoted patterns, files, s3://BUCKET/FOLDER/, MANIFEST.jsonl, .csv or .parquet (`-`: stdin).",
-        show_default=False,
-    ),
-]
-RootOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="Items are named relative to this folder.", show_default="each source's own", rich_help_panel=BATCH_PANEL
-    ),
-]
 HintsOption = Annotated[
     str | None,
     typer.Option(
@@ -72,101 +64,32 @@ NameOption = Annotated[
         rich_help_panel=BATCH_PANEL,
     ),
 ]
-SkipBadOption = Annotated[
-    bool,
-    typer.Option("--skip-bad", help="Name bad rows of a manifest and hand in the others.", rich_help_panel=BATCH_PANEL),
-]
-
-
-OcrOption = Annotated[
-    str | None,
-    typer.Option(
-        help=f"When pages without a text of their own are read by OCR: {', '.join(OCR_WHEN)}.",
-        show_default=DocumentOptions.ocr,
-        rich_help_panel=DOCUMENTS_PANEL,
-    ),
-]
-SurfaceOption = Annotated[
-    str | None,
-    typer.Option(
-        help=f"How the target writes: {', '.join(SURFACES)}.",
-        show_default="as the target says",
-        rich_help_panel=DOCUMENTS_PANEL,
-    ),
-]
-
-
-@dataclass(frozen=True)
-class DocumentFlags:
-    """What was said of documents."""
-
-    in_folders: bool
-    reading: OptionValues
-    """What was given of how they are read."""
-
-
-def document_flags(
-    documents: Annotated[
-        bool,
-        typer.Option(
-            "--documents",
-            help="Folders and patterns stand for PDFs and images, not for videos.",
-            rich_help_panel=DOCUMENTS_PANEL,
-        ),
-    ] = False,
-    pages: Annotated[
-        str | None,
-        typer.Option(help='Of documents, such as "1-5,9".', show_default="all", rich_help_panel=DOCUMENTS_PANEL),
-    ] = None,
-    dpi: Annotated[
-        int | None,
-        typer.Option(
-            help="Resolution at which pages are drawn.",
-            show_default=str(DocumentRequest.dpi),
-            rich_help_panel=DOCUMENTS_PANEL,
-        ),
-    ] = None,
-    text_layer: Annotated[
-        bool | None,
-        typer.Option(
-            "--text-layer/--no-text-layer",
-            help="Take the document's own text as a hint where it is genuine.",
-            show_default="yes",
-            rich_help_panel=DOCUMENTS_PANEL,
-        ),
-    ] = None,
-    stage: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{' or '.join(STAGES)}: whether the target reads the regions of a page first, for better hints.",
-            show_default=DocumentOptions.stage,
-            rich_help_panel=DOCUMENTS_PANEL,
-        ),
-    ] = None,
-    ocr: OcrOption = None,
-    surface: SurfaceOption = None,
-) -> DocumentFlags:
-    """For `bundled(documents=document_flags)`. Raises `InvalidRequest`."""
-    given = {
-        "pages": pages, "dpi": dpi, "text_layer": text_layer, "stage": stage, "ocr": ocr, "surface": surface
-    }  # fmt: skip
-    reading = {name: value for name, value in given.items() if value is not None}
-    if reading:
-        document_options(reading)
-    return DocumentFlags(documents, reading)
 
 
 @dataclass(frozen=True)
 class _Request:
     """One command line, parsed."""
 
-    items: Iterable[BatchItem]
+    items: "_Counted"
     is_left: threading.Event
     """Set when no more of them are wanted."""
     batch: BatchOptions
     output: Output | None
     wait: bool
     as_json: bool
+
+
+@dataclass
+class _Counted:
+    """The items as they are handed in, and how many documents were among them."""
+
+    items: Iterable[BatchItem]
+    num_documents: int = 0
+
+    def __iter__(self) -> Iterator[BatchItem]:
+        for item in self.items:
+            self.num_documents += (item.kind or kind_of(item.source)) is JobKind.DOCUMENT
+            yield item
 
 
 @bundled(options=caption_options, connection=connection_options, documents=document_flags)
@@ -213,8 +136,8 @@ def submit_command(
         batch = BatchOptions(key, options.given(), _metadata(meta or ()), priority, documents.reading)
         is_left = threading.Event()
         items = found if hints is None else hints.hinted(found, is_left)
-        request = _Request(items, is_left, batch, destination, wait, as_json)
-        status = ask(gateway, connection, lambda client: _run(client, request))
+        request = _Request(_Counted(items), is_left, batch, destination, wait, as_json)
+        status = run_async(_submit(connection.gateway(gateway), request))
         if hints is not None:
             _tell(hints.told_of_items())
         if found.num_bad:
@@ -255,8 +178,24 @@ def _metadata(pairs: list[str] | tuple[()]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-async def _run(client: ArchiveClient, request: _Request) -> int:
-    submitted = await _hand_in(client, request)
+async def _submit(gateway: GatewayAddress, request: _Request) -> int:
+    async with gateway.open() as channel:
+        client = ArchiveClient(channel)
+        submitted = await _hand_in(client, request)
+        await _tell_of_documents(channel, request.items.num_documents)
+        return await _go_on(client, request, submitted)
+
+
+async def _tell_of_documents(channel: Connection, num_documents: int) -> None:
+    """They wait, without a sign, until one of the archive's gateways has a reader."""
+    with suppress(SlipstreamError):  # what is handed in stays so
+        if num_documents and not (await gateway_info(channel)).reads_documents:
+            are = "1 document waits" if num_documents == 1 else f"{num_documents:,} documents wait"
+            _tell(f"{are} for a gateway with a reader, which the one that was asked has not (`slipstream up --reader`)")
+
+
+async def _go_on(client: ArchiveClient, request: _Request, submitted: Submitted) -> int:
+    """Says what was handed in, and waits where told to; the exit status."""
     status = _tell_submitted(submitted, request)
     document = _submitted_dict(submitted, request.batch.key)
     if request.wait:
