@@ -25,8 +25,7 @@ from slipstream.pruning import Guidance, get_pruner
 from slipstream.rpc import session_codec
 from slipstream.rpc.calls import open_channel, request_metadata
 from slipstream.rpc.codec import model_info_message
-from slipstream.rpc.message_limits import IdleLimit
-from slipstream.rpc.requests import first_of
+from slipstream.rpc.message_limits import IdleLimit, first_of
 from slipstream.rpc.tls import PeerSecurity
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.session_messages import MAX_KEPT_BYTES, DraftReady, DraftStart

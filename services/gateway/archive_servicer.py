@@ -12,13 +12,12 @@ from google.protobuf.message import Message
 
 from slipstream.archive.intake import Submission, backlog_full, check_batch, check_rights, find_batch_id, max_waiting
 from slipstream.archive.messages import Batch
-from slipstream.archive.queue import BatchAbandoned, BatchRecord, JobQueue, JobState
+from slipstream.archive.queue import BatchAbandoned, BatchRecord, JobQueue, JobState, UnknownBatch
 from slipstream.archive.records import batch_of, job_of, part_of
 from slipstream.captioning.config import GatewayConfig
 from slipstream.errors import InvalidConfig, InvalidRequest, Overloaded, ProtocolViolation, ServiceUnavailable
 from slipstream.rpc import archive_codec as codec
-from slipstream.rpc.message_limits import IdleLimit
-from slipstream.rpc.requests import first_of
+from slipstream.rpc.message_limits import IdleLimit, first_of
 from slipstream.rpc.security import current_owner, current_rights
 from slipstream.rpc.tracing import Tracing
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc
@@ -219,7 +218,10 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         queue, owner = self._queue, current_owner()
         batch_id = find_batch_id(owner, batch)
         structlog.contextvars.bind_contextvars(batch_id=batch_id)
-        return await queue.get_batch(batch_id, owner)
+        try:
+            return await queue.get_batch(batch_id, owner)
+        except UnknownBatch:
+            raise UnknownBatch.named(batch) from None
 
 
 async def _page(

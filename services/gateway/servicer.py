@@ -20,8 +20,8 @@ from slipstream.messages import CaptionEvent
 from slipstream.rpc.codec import caption_event, gateway_info_message, read_options
 from slipstream.rpc.document_codec import document_event_messages, read_document_options
 from slipstream.rpc.film_codec import film_event
+from slipstream.rpc.message_limits import chunks_of, first_of
 from slipstream.rpc.pools import peer_infos
-from slipstream.rpc.requests import chunks_of, first_of
 from slipstream.rpc.security import current_owner
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 from slipstream.service_info import ArchiveInfo, GatewayInfo

@@ -12,9 +12,8 @@ from slipstream.errors import LimitExceeded, ProtocolViolation
 from slipstream.logs import get_logger
 from slipstream.rpc.callers import Places
 from slipstream.rpc.codec import to_message
-from slipstream.rpc.message_limits import steady
+from slipstream.rpc.message_limits import chunks_of, first_of, steady
 from slipstream.rpc.reader import event_messages, read_start
-from slipstream.rpc.requests import chunks_of, first_of
 from slipstream.rpc.v1 import reader_pb2, reader_pb2_grpc
 
 DATA_RULE = "after `start` a document takes `data` only"

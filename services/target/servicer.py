@@ -15,8 +15,7 @@ from slipstream.pruning import Guidance
 from slipstream.rpc import session_codec
 from slipstream.rpc.codec import model_info_message
 from slipstream.rpc.grpc_options import ADVERTISED_KEY, QUEUED_KEY
-from slipstream.rpc.message_limits import IdleLimit, write_steadily
-from slipstream.rpc.requests import first_of
+from slipstream.rpc.message_limits import IdleLimit, first_of, write_steadily
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from slipstream.session_messages import JudgeRequest, PrefillStage, StageProgress, TargetEvent
 from slipstream.speculation.methods import Score

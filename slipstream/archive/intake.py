@@ -48,7 +48,7 @@ def batch_id_of(owner: str, key: str) -> str:
 
 def find_batch_id(owner: str, batch: str) -> str:
     """The id that an id or a key stands for. No key looks like an id."""
-    if not batch:
+    if not _is_name(batch):
         raise InvalidRequest("name a batch by its id or its key")
     return batch if _BATCH_ID.fullmatch(batch) else batch_id_of(owner, batch)
 

@@ -75,6 +75,11 @@ class UnknownBatch(SlipstreamError):
     status = "NOT_FOUND"
     exit_code = 3
 
+    @classmethod
+    def named(cls, batch: str) -> "UnknownBatch":
+        """By the id or the key that was asked for."""
+        return cls(f"no batch {batch} here; `slipstream archive status` lists yours")
+
 
 class BatchAbandoned(SlipstreamError):
     """The batch was never sealed, and nothing of it waits or runs any more: it does not end by itself."""

@@ -209,7 +209,7 @@ class RedisQueue:
     async def get_batch(self, batch_id: str, owner: str | None = None) -> BatchRecord:
         record = batch_from(batch_id, await self._run("batch", batch_id))
         if record is None or owner not in (None, record.owner):
-            raise _unknown(batch_id)
+            raise UnknownBatch.named(batch_id)
         return record
 
     async def list_batches(self, owner: str | None = None, limit: int = 100) -> list[BatchRecord]:
@@ -301,13 +301,9 @@ class RedisQueue:
                 return Retried(total, SubmitOutcome(stop[0].decode()) if stop else None)
 
 
-def _unknown(batch_id: str) -> UnknownBatch:
-    return UnknownBatch(f"no batch {batch_id} here; `slipstream archive status` lists yours")
-
-
 def _known(answer: Any, batch_id: str) -> Any:
     if answer == b"unknown":
-        raise _unknown(batch_id)
+        raise UnknownBatch.named(batch_id)
     return answer
 
 

@@ -13,6 +13,7 @@ from slipstream.cli.common import (
     CONNECTION_PANEL,
     ConnectionOptions,
     bundled,
+    check_who_has_models,
     connection_options,
     model_options,
     run_async,
@@ -24,7 +25,7 @@ from slipstream.cli.views import View, choose_view
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.caption_client import CAPTION_TIMEOUT_S, check_video
 from slipstream.client.film_client import FILM_TIMEOUT_S
-from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, SlipstreamError
+from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError
 from slipstream.option_specs import OptionSpec
 from slipstream.options import MAX_PREDICTION_BYTES, OPTIONS, CaptionOptions
 from slipstream.stack.local import Stack, StackOptions
@@ -119,11 +120,7 @@ def caption_command(
     ] = None,
 ) -> None:
     """Caption video files. What is not given is the gateway's default; without --gateway a private stack is run."""
-    if gateway is not None and stack_options != model_options():
-        raise InvalidConfig(
-            "--target, --draft and what else says how models are loaded are for a stack of this command's own;"
-            " the gateway has its models: leave them out, or --gateway"
-        )
+    check_who_has_models(gateway, stack_options)
     if subtitles is not None:
         check_subtitles(subtitles, options, len(videos))
     view = choose_view(as_json, len(videos))

@@ -191,6 +191,15 @@ def video_at(word: str) -> Path | RemotePath:
     return RemotePath(word) if "://" in word and is_object_url(word) else Path(word)
 
 
+def check_who_has_models(gateway: str | None, options: StackOptions) -> None:
+    """Raises `InvalidConfig` for models that nobody would load."""
+    if gateway is not None and options != model_options():
+        raise InvalidConfig(
+            "--target, --draft and what else says how models are loaded are for a stack of this command's own;"
+            " the gateway has its models: leave them out, or --gateway"
+        )
+
+
 def tell_models(options: StackOptions) -> None:
     """Says on stderr what a user of this pair should know before it is loaded."""
     if options.is_pocket:

@@ -10,7 +10,14 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from slipstream.cli.caption import caption_options
-from slipstream.cli.common import ConnectionOptions, bundled, connection_options, model_options, run_async
+from slipstream.cli.common import (
+    ConnectionOptions,
+    bundled,
+    check_who_has_models,
+    connection_options,
+    model_options,
+    run_async,
+)
 from slipstream.cli.page_readers import OcrAlone, ReadPage, TargetReader, open_ocr, open_target, read_paper
 from slipstream.cli.views import complain, printable
 from slipstream.client.document_client import DocumentCall
@@ -101,6 +108,7 @@ def read_command(
         raise InvalidConfig("two of the documents would have the same name in --output; read them one by one")
     of_targets = {"ocr": ocr != DocumentOptions.ocr, "stage": stage != DocumentOptions.stage, "gateway": bool(gateway)}
     _check_who_reads(reader, ocr_only, of_targets | dict.fromkeys(options.given(), True))
+    check_who_has_models(gateway, stack_options)
     stack_options = _with_a_reader(stack_options)
     _check_known(("--surface", surface, ("", *SURFACES)), ("--stage", stage, STAGES), ("--ocr", ocr, OCR_WHEN))
     _make_folder(output)

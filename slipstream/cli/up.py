@@ -105,24 +105,25 @@ def queue_options(
         ),
     ] = None,
 ) -> dict[str, Any]:
-    """What `StackOptions` has of the archive and its queue."""
+    """What `StackOptions` has of the archive and its queue. Raises `InvalidConfig` for what does not fit together."""
+    of_archive = {"--archive-slots": archive_slots, "--data": data, "--results-to": results_to or None}
+    if not archive and (given := [flag for flag, value in of_archive.items() if value is not None]):
+        raise InvalidConfig(f"{given[0]} is of the archive: leave --no-archive out")
     return {
         "archive": archive,
         "redis": redis,
-        "archive_slots": archive_slots if archive else None,
+        "archive_slots": archive_slots,
         "data": data or data_folder(os.environ),
-        "extra_flags": {"gateway": _result_flags(archive, results_to, queue_bytes)},
+        "extra_flags": {"gateway": _result_flags(results_to, queue_bytes)},
     }
 
 
-def _result_flags(archive: bool, results_to: str, queue_bytes: int | None) -> Sequence[str]:
+def _result_flags(results_to: str, queue_bytes: int | None) -> Sequence[str]:
     """The gateway's. Raises `InvalidConfig` for a folder that cannot be one."""
     if not results_to:
         if queue_bytes is not None:
             raise InvalidConfig("--queue-bytes needs --results-to, the folder that what has no room in Redis goes to")
         return ()
-    if not archive:
-        raise InvalidConfig("--results-to is of the archive: leave --no-archive out")
     ResultsFolder(results_to)
     return "--results-to", results_to, *(() if queue_bytes is None else ("--queue-bytes", str(queue_bytes)))
 

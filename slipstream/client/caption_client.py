@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import stat
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -51,6 +52,8 @@ class RemotePath:
 
 Video = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryReader | RemotePath
 """A file by its path, its bytes, something to read them from, or a file of the gateway's."""
+_ADDRESS = re.compile("[a-z][a-z0-9+.-]+:/", re.ASCII | re.IGNORECASE)
+"""As a path has it, which keeps one of two slashes."""
 _IN_MEMORY = (bytes, bytearray, memoryview)
 
 
@@ -75,7 +78,8 @@ def _check_file(source: Path) -> None:
     try:
         status = source.stat()
     except FileNotFoundError:
-        raise VideoNotFound("no such file") from None
+        what = "; an address is fetched by the HTTP front, and for the archive" if _ADDRESS.match(str(source)) else ""
+        raise VideoNotFound(f"no such file{what}") from None
     except (OSError, ValueError) as error:
         raise UnreadableVideo(_reason(error)) from None
     if not stat.S_ISREG(status.st_mode):

@@ -10,12 +10,11 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from slipstream.engine.fair_queue import Lane
 from slipstream.engine.rides import Rides
 from slipstream.engine.row_prefill import Ride
 from slipstream.engine.segments import GreedyRows, Window, num_new
 from slipstream.engine.session_work import SessionWork
-from slipstream.engine.thread import ModelThread, is_device_lost
+from slipstream.engine.thread import Lane, ModelThread, is_device_lost
 from slipstream.engine.video_lm import DecodeState, VideoLM
 from slipstream.errors import SessionGone
 from slipstream.session_messages import PassFacts

@@ -9,12 +9,11 @@ from functools import partial
 import torch
 
 from slipstream.engine.batcher import MAX_STEPS, Step, StepBatcher
-from slipstream.engine.fair_queue import Lane
 from slipstream.engine.local_drafter import Drafting, DraftingSession, HintRoom, LocalDrafter
 from slipstream.engine.rides import Rides
 from slipstream.engine.segments import GreedyRows, Window
 from slipstream.engine.target_prefill import TargetSession
-from slipstream.engine.thread import ModelThread
+from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM
 from slipstream.errors import InvalidRequest
 from slipstream.session_messages import Judgement, JudgeRequest, PassFacts

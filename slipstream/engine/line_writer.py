@@ -12,10 +12,9 @@ import torch
 
 from slipstream.engine.batcher import step_each
 from slipstream.engine.draft_session import Ahead, DraftLine, DraftSession, TreeGrowth, ahead_of
-from slipstream.engine.fair_queue import Lane
 from slipstream.engine.forward import Begun, DecodeState
 from slipstream.engine.segments import Window
-from slipstream.engine.thread import ModelThread
+from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM
 from slipstream.errors import ProtocolViolation, SlipstreamError
 from slipstream.logs import get_logger

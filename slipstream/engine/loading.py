@@ -23,9 +23,8 @@ from slipstream.documents.surfaces import CONFIG_KEY, SURFACES
 from slipstream.engine.attention import IMPLEMENTATION
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder, Runner
-from slipstream.engine.fused_layers import can_fuse
+from slipstream.engine.fused_layers import can_fuse, join_weights
 from slipstream.engine.fused_runner import fastest_runner
-from slipstream.engine.joined_weights import join_weights
 from slipstream.engine.kernels import get_kernel
 from slipstream.engine.parallel.ranks import Group
 from slipstream.engine.parallel.shards import check_checkpoint, localise, placement, shards_on

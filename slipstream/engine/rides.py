@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from slipstream.engine.fair_queue import Lane
 from slipstream.engine.ride_plan import RideCounts, RidePlanner, alone_counts
 from slipstream.engine.row_prefill import Ride, RowPrefill
-from slipstream.engine.thread import ModelThread, Pause
+from slipstream.engine.thread import Lane, ModelThread, Pause
 
 
 @dataclass(eq=False)

@@ -10,8 +10,7 @@ from typing import TypeVar
 import torch
 
 from slipstream.budget import MIB, Reservation, trim_memory
-from slipstream.engine.fair_queue import Lane
-from slipstream.engine.thread import ModelThread, Pause
+from slipstream.engine.thread import Lane, ModelThread, Pause
 from slipstream.engine.video_lm import DecodeState, PromptPlan, VideoLM
 from slipstream.errors import SessionGone
 from slipstream.families.adapter import Pixels

@@ -1,12 +1,13 @@
-"""Time limits of a call's messages: who sends them and who takes them may pause, but not for ever."""
+"""What is expected of a call's messages: which come, and how long who sends and takes them may pause."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Generic, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
-from slipstream.errors import DeadlineExceeded, SessionIdle
+from slipstream.errors import DeadlineExceeded, ProtocolViolation, SessionIdle
 from slipstream.time_limits import within
 
 T = TypeVar("T")
@@ -115,3 +116,24 @@ async def write_steadily(context: grpc.aio.ServicerContext, responses: Iterable[
     for response in responses:
         async with within(idle_s, lambda: SessionIdle(late)):
             await write(context, response)
+
+
+# -- what comes -------------------------------------------------------------------------------------------------------
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+async def first_of(requests: AsyncIterator[MessageT], kind: str, what: str) -> MessageT:
+    """The message that begins `what`. Raises `ProtocolViolation` where there is none, or one of another kind."""
+    first = await anext(aiter(requests), None)
+    if first is None or first.WhichOneof("message") != kind:
+        raise ProtocolViolation(f"{what} begins with `{kind}`")
+    return first
+
+
+async def chunks_of(requests: AsyncIterator[Message], kind: str, rule: str) -> AsyncIterator[bytes]:
+    """What the messages behind the first bring. Raises `ProtocolViolation`, which says the rule, for another kind."""
+    async for message in requests:
+        if message.WhichOneof("message") != kind:
+            raise ProtocolViolation(rule)
+        yield getattr(message, kind)

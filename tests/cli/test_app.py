@@ -54,6 +54,7 @@ def test_usage_errors_are_one_line(arguments: list[str], capsys: pytest.CaptureF
         (["--formats", "old"], "unknown --formats 'old'; known: modern, archive, all"),
         (["--results-to", "s3://"], "--results-to: 's3://' names no bucket"),
         (["--results-to", "s3://b", "--no-archive"], "--results-to is of the archive"),
+        (["--no-archive", "--data", "/tmp/queue"], "--data is of the archive"),
         (["--queue-bytes", "2000000"], "--queue-bytes needs --results-to"),
     ],
 )

@@ -134,7 +134,7 @@ def test_bad_lines_may_be_skipped_and_the_others_are_handed_in(
         [f"{manifest} line 2", "skipped: not a JSON object in UTF-8"],
         [f"{manifest} line 4", "skipped: path must be a text that is not empty"],
     ]
-    assert "2 bad rows were skipped" in told.err
+    assert "2 could not be handed in" in told.err
     manifest.write_text('{"path": "a.mp4"}\n{"path": "b.mp4"}\n')
     assert submit(archive, manifest, "--skip-bad") == 0, "repeated once it is mended, it adds nothing"
     assert len(only_batch(archive)) == 2
@@ -197,9 +197,22 @@ def test_a_name_that_is_no_text_is_left_out(
     archive: FakeArchive, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / os.fsdecode(b"bad\xff.mp4")).write_bytes(b"x")
-    assert submit(archive, folder) == 0
+    assert submit(archive, folder) == 2
     assert len(only_batch(archive)) == 3
-    assert "its name is not UTF-8" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "its name is not UTF-8" in told and "1 could not be handed in" in told
+
+
+def test_an_output_that_takes_no_files_is_told_before_anything_is_handed_in(
+    archive: FakeArchive, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(folder))  # for root, too
+    for output in (folder / "a.jsonl", folder, folder / "srt"):
+        form = ["--format", "srt"] if output.suffix == "" else []
+        assert submit(archive, folder / "b.mp4", "--output", output, *form) == 2
+        assert "takes no" in capsys.readouterr().err
+    assert not archive.batches
+    assert submit(archive, folder / "b.mp4", "--output", folder / "deep" / "yet" / "to be", "--format", "srt") == 0
 
 
 def test_names_that_are_no_custom_id_get_one(archive: FakeArchive, tmp_path: Path) -> None:

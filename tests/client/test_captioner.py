@@ -247,6 +247,8 @@ def test_bad_videos_need_no_gateway(tmp_path: Path) -> None:
     with slipstream.connect(f"unix:{tmp_path}/none.sock") as captioner:
         with pytest.raises(VideoNotFound, match="no such file"):
             captioner.caption(tmp_path / "missing.mp4")
+        with pytest.raises(VideoNotFound, match="no such file; an address is fetched by"):
+            captioner.caption("https://example.org/missing.mp4")
         with pytest.raises(VideoNotFound):
             captioner.stream(tmp_path / "missing.mp4")
         for video in (tmp_path, b"", good_video(tmp_path / "empty.mp4", b"")):

@@ -15,9 +15,9 @@ from slipstream.engine import DecodeState, video_lm
 from slipstream.engine import session_work as work_module
 from slipstream.engine import thread as threads
 from slipstream.engine.batcher import Step, StepBatcher, step_each
-from slipstream.engine.fair_queue import Lane
 from slipstream.engine.segments import GreedyRows, Window
 from slipstream.engine.session_work import FRAMES_PER_BLOCK, encode_blocks
+from slipstream.engine.thread import Lane
 from slipstream.errors import LimitExceeded, SessionGone
 from slipstream.session_messages import PassFacts
 from slipstream.speculation.company import Company

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.engine.fair_queue import CREDIT_S, PATIENCE_S, FairQueue, Lane
+from slipstream.engine.thread import CREDIT_S, PATIENCE_S, FairQueue, Lane
 
 
 def serve(queue: FairQueue[str], cost_s: dict[Lane, float], until_s: float, refill: dict[Lane, str]) -> list[str]:

@@ -18,10 +18,10 @@ from slipstream.engine.fused_layers import (
     MakeGlue,
     can_fuse,
     exact_glue,
+    join_weights,
     on_axes,
 )
 from slipstream.engine.fused_runner import FusedRunner
-from slipstream.engine.joined_weights import join_weights
 from slipstream.engine.parallel.shards import SummedLinear
 from slipstream.engine.static import glue
 from slipstream.engine.static.accord import Accord

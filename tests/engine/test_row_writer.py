@@ -10,11 +10,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipstream.engine import DecodeState, VideoLM, load_model, row_writer
+from slipstream.engine import DecodeState, VideoLM, fused_runner, load_model
 from slipstream.engine.compiled import blocked_attention, decoder_row
 from slipstream.engine.compiled.code import Vectors, vectors_for
 from slipstream.engine.compiled.decoder_row import CompiledRow
-from slipstream.engine.row_writer import MOST_AHEAD, Row, RowWriter, TorchRow
+from slipstream.engine.fused_runner import MOST_AHEAD, Row, RowWriter, TorchRow
 from slipstream.errors import LimitExceeded
 from slipstream.sampling.sampler import NO_TOKEN
 from slipstream.speculation.protocol import TokenTree
@@ -29,7 +29,7 @@ FOREVER_S = 1e9
 
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_writer, "AHEAD_S", FOREVER_S)
+    monkeypatch.setattr(fused_runner, "AHEAD_S", FOREVER_S)
 
 
 def wide_llava(path: Path) -> VideoLM:
@@ -64,7 +64,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         pytest.skip("this processor has no vectors that pay")
     with pytest.MonkeyPatch.context() as patch:
         if row is CompiledRow:
-            patch.setattr(row_writer, "TorchRow", Never)
+            patch.setattr(fused_runner, "TorchRow", Never)
         model.write_ahead([(prefill(model), 5)], 1)
     return model
 
@@ -159,7 +159,7 @@ def test_a_full_cache_grows(model: VideoLM) -> None:
 
 
 def test_orders_are_looked_at_after_a_while(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_writer, "AHEAD_S", 0.0)
+    monkeypatch.setattr(fused_runner, "AHEAD_S", 0.0)
     state = prefill(model)
     before = state.num_tokens
     (written,) = model.write_ahead([(state, 5)], MOST_AHEAD) or []
@@ -250,7 +250,7 @@ def test_sessions_in_turns_make_no_rotation_twice(model: VideoLM, monkeypatch: p
         return make(writer, first_position)
 
     monkeypatch.setattr(RowWriter, "_make_angles", spy)
-    monkeypatch.setattr(row_writer, "MOST_ANGLES", 3)
+    monkeypatch.setattr(fused_runner, "MOST_ANGLES", 3)
     writer = model.runner._row_writer()  # type: ignore[attr-defined]
     monkeypatch.setattr(writer, "_angles", {})
     for _ in range(3):
@@ -282,7 +282,7 @@ def test_processors_with_narrower_vectors_write_the_same(tmp_path: Path, monkeyp
     for module in (decoder_row, blocked_attention):
         monkeypatch.setattr(module, "vectors_for", lambda dtype: narrow)
     monkeypatch.setattr(decoder_row, "attention_for", blocked_attention.attention_for.__wrapped__)
-    monkeypatch.setattr(row_writer, "TorchRow", Never)
+    monkeypatch.setattr(fused_runner, "TorchRow", Never)
     model = wide_llava_in_halves(tmp_path / "model")
     assert model.write_ahead([(prefill(model), 5)], 9) == [by_passes(model, prefill(model), 5, 9)]
 

@@ -11,8 +11,7 @@ import pytest_asyncio
 import torch
 
 from slipstream.engine import thread as threads
-from slipstream.engine.fair_queue import Lane
-from slipstream.engine.thread import ModelThread, is_device_lost
+from slipstream.engine.thread import Lane, ModelThread, is_device_lost
 from tests.support.held_memory import no_collection
 
 

@@ -32,9 +32,9 @@ def install() -> None:
     Tensor.pin_memory = _pin_memory  # type: ignore[method-assign, assignment]
     Tensor.is_pinned = lambda self, device=None: queue.is_pinned(self)  # type: ignore[method-assign, misc, assignment]
     Tensor.copy_ = _copying(Tensor.copy_)  # type: ignore[method-assign]
-    from slipstream.engine import joined_weights
+    from slipstream.engine import fused_layers
 
-    joined_weights.is_plain = lambda weight: type(weight) in (torch.nn.Parameter, GpuTensor)
+    fused_layers.is_plain = lambda weight: type(weight) in (torch.nn.Parameter, GpuTensor)
     torch.Generator = _Generator  # type: ignore[misc]
 
 

@@ -410,7 +410,8 @@ async def test_a_batch_is_its_owners_alone(served: Served, monkeypatch: pytest.M
             served.stub.RetryDead(archive_pb2.RetryDeadRequest(batch=name)),
         ]
         for call in calls:
-            assert (await refused(call))[0] == NOT_FOUND
+            code, details = await refused(call)
+            assert code == NOT_FOUND and f"no batch {name} here" in details
     listed = await served.stub.ListBatches(archive_pb2.ListBatchesRequest())
     assert [found.batch_id for found in listed.batches] == [theirs.batch_id]
     record = await served.queue.get_batch(mine.batch_id)

@@ -17,9 +17,8 @@ from slipstream.engine import thread as threads
 from slipstream.engine.batcher import step_each
 from slipstream.engine.draft_engine import HEADROOM_TOKENS, DraftEngine, DraftLimits
 from slipstream.engine.draft_session import DraftSession
-from slipstream.engine.fair_queue import FairQueue, Lane
-from slipstream.engine.row_writer import MOST_AHEAD
-from slipstream.engine.thread import ModelThread
+from slipstream.engine.fused_runner import MOST_AHEAD
+from slipstream.engine.thread import FairQueue, Lane, ModelThread
 from slipstream.errors import LimitExceeded, Overloaded, ProtocolViolation
 from slipstream.messages import Frames
 from slipstream.sampling.params import SamplingParams

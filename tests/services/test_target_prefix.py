@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from slipstream.engine import Prefill, VideoLM, load_model
-from slipstream.engine.fair_queue import Lane
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.target_prefill import TargetSession
-from slipstream.engine.thread import ModelThread
+from slipstream.engine.thread import Lane, ModelThread
 from slipstream.errors import LimitExceeded, Overloaded
 from slipstream.messages import Frames
 from slipstream.session_messages import JudgeRequest, Prefilled, StageProgress, TargetStart

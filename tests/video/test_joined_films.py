@@ -8,11 +8,11 @@ import av
 import numpy as np
 import pytest
 
+from slipstream.video.container import RunningClock
 from slipstream.video.decode import sample_video
 from slipstream.video.film_windows import plan_segments
 from slipstream.video.frame_times import DecodeRun, PacketTimes, plan_all
 from slipstream.video.messages import DecodeLimits, SampledVideo
-from slipstream.video.running_clock import RunningClock
 from tests.support.media import ClipSpec, even_times_ms, make_clip, read_index
 
 LIMITS = DecodeLimits()

@@ -12,16 +12,18 @@ import typer
 from slipstream.archive.estimates import LEVEL, Estimate, Interval
 from slipstream.archive.messages import BatchOptions, Job, JobPart
 from slipstream.archive.queue import Priority
-from slipstream.cli.archive.asking import BATCH_PANEL, GatewayOption, JsonOption
-from slipstream.cli.archive.batch_view import SECONDS_PER_HOUR, choose_view, span, speedup
-from slipstream.cli.archive.job_lines import job_record
-from slipstream.cli.archive.source_options import (
+from slipstream.cli.archive.asking import (
+    BATCH_PANEL,
     DocumentFlags,
+    GatewayOption,
+    JsonOption,
     RootOption,
     SkipBadOption,
     SourcesArgument,
     document_flags,
 )
+from slipstream.cli.archive.batch_view import SECONDS_PER_HOUR, choose_view, span, speedup
+from slipstream.cli.archive.job_lines import job_record
 from slipstream.cli.archive.sources import Sources
 from slipstream.cli.caption import caption_options
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options, run_async
@@ -87,7 +89,7 @@ def estimate_command(
         told = Told(sampled, info, Hardware.of(info, devices).devices, price, compared, found.num_bad)
     typer.echo(json.dumps(told.as_dict()) if as_json else "\n".join(told.lines()))
     if told.num_bad:
-        complain(f"{told.num_bad:,} bad rows", "skipped, and not counted in the estimate")
+        complain(f"{told.num_bad:,} could not be handed in", "each is named above; the estimate does not count them")
         raise typer.Exit(InvalidRequest.exit_code)
 
 

@@ -102,6 +102,8 @@ def check_output(output: str, form: Format) -> None:
         check_file(path)
     elif path.exists() and not path.is_dir():
         raise InvalidConfig(f"cannot write {form} files into {output}: it is no folder")
+    elif not _takes_files(path if path.exists() else path.resolve().parent):
+        raise InvalidConfig(f"cannot write {form} files into {output}: its folder takes none")
 
 
 def check_file(path: Path) -> None:
@@ -110,6 +112,13 @@ def check_file(path: Path) -> None:
         raise InvalidConfig(f"cannot write {path}: it is no regular file")
     if not path.resolve().parent.is_dir():
         raise InvalidConfig(f"cannot write {path}: its folder does not exist")
+    if not _takes_files(path.resolve().parent):
+        raise InvalidConfig(f"cannot write {path}: its folder takes no files")
+
+
+def _takes_files(folder: Path) -> bool:
+    """False where that is known, as on a disk that is only read; of a folder that is yet to be made nothing is."""
+    return not folder.is_dir() or os.access(folder, os.W_OK | os.X_OK)
 
 
 def check_unread(output: str, form: Format, sources: Iterable[str]) -> None:

@@ -59,7 +59,7 @@ class Sources:
     skip_bad: bool = False
     """Rows of manifests that are no items are skipped, too, instead of all being refused."""
     num_bad: int = field(default=0, init=False)
-    """Such rows."""
+    """Such rows, and files and folders that cannot be handed in."""
     _is_told: bool = field(default=False, init=False)
     _left_out: Counter[str] = field(default_factory=Counter, init=False)
     """Files of what is gone through now, by suffix."""
@@ -130,9 +130,12 @@ class Sources:
             yield content
 
     def _skip_row(self, row: BadRow) -> None:
+        self._skip_bad(row.where, row.reason, row.num_rows)
+
+    def _skip_bad(self, name: str, reason: str, num_rows: int = 1) -> None:
         if not self._is_told:
-            self.num_bad += row.num_rows
-        self._skip(row.where, f"skipped: {row.reason}")
+            self.num_bad += num_rows
+        self._skip(name, f"skipped: {reason}")
 
     def _skip(self, name: str, reason: str) -> None:
         if not self._is_told:
@@ -158,7 +161,7 @@ class Sources:
     def _files(self, word: str) -> Iterator[BatchItem]:
         if os.path.isdir(word):
             base = Path(word).resolve()
-            yield from self._items(base, _walk(str(base), self._wants, self._skip))
+            yield from self._items(base, _walk(str(base), self._wants, self._skip_bad))
         elif _is_pattern(word):
             base = _fixed_part(word)
             yield from self._items(base, self._matches(word))
@@ -180,7 +183,7 @@ class Sources:
             path = str(_fixed_part(pattern) / os.path.relpath(match, _fixed_folder(pattern)))
             if os.path.isdir(match):
                 if "**" not in pattern:
-                    yield from _walk(path, self._wants, self._skip)
+                    yield from _walk(path, self._wants, self._skip_bad)
             elif self._wants(match):
                 yield path
 
@@ -194,7 +197,7 @@ class Sources:
             if is_sendable(path):
                 yield BatchItem(custom_id=item_name(custom_id), source=path)
             else:
-                self._skip(path, "skipped: its name is not UTF-8")
+                self._skip_bad(path, "its name is not UTF-8")
 
     def _keep_stdin(self) -> None:
         """Reads stdin once, so that it can be gone through twice and has a digest."""
@@ -228,7 +231,7 @@ def _walk(folder: str, wants: Callable[[str], bool], skip: Skip) -> Iterator[str
         with os.scandir(folder) as entries:
             found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
     except OSError as error:
-        skip(folder, f"skipped: {error.strerror}")
+        skip(folder, str(error.strerror))
         return
     for name, is_folder in found:
         path = os.path.join(folder, name)

@@ -17,17 +17,20 @@ from rich.text import Text
 
 from slipstream.archive.messages import Batch, BatchItem, BatchOptions, JobKind, Submitted, kind_of
 from slipstream.archive.queue import Priority
-from slipstream.cli.archive.asking import BATCH_PANEL, FormatOption, GatewayOption, RawOption
-from slipstream.cli.archive.batch_view import Show, batch_dict, choose_view, exit_status
-from slipstream.cli.archive.old_captions import OldCaptions
-from slipstream.cli.archive.output import STDOUT, Format, Output, check_output, check_unread, choose_format, export
-from slipstream.cli.archive.source_options import (
+from slipstream.cli.archive.asking import (
+    BATCH_PANEL,
     DocumentFlags,
+    FormatOption,
+    GatewayOption,
+    RawOption,
     RootOption,
     SkipBadOption,
     SourcesArgument,
     document_flags,
 )
+from slipstream.cli.archive.batch_view import Show, batch_dict, choose_view, exit_status
+from slipstream.cli.archive.old_captions import OldCaptions
+from slipstream.cli.archive.output import STDOUT, Format, Output, check_output, check_unread, choose_format, export
 from slipstream.cli.archive.sources import Sources, batch_key
 from slipstream.cli.caption import caption_options
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options, run_async
@@ -141,7 +144,7 @@ def submit_command(
         if hints is not None:
             _tell(hints.told_of_items())
         if found.num_bad:
-            _tell(f"{found.num_bad:,} bad rows were skipped")
+            _tell(f"{found.num_bad:,} could not be handed in; each is named above")
         raise typer.Exit(status or (2 if found.num_bad else 0))
 
 
