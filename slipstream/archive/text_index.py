@@ -171,7 +171,8 @@ class TextIndex:
     @property
     def num_damaged(self) -> int:
         """Lines of what it was made of that could not be read."""
-        return int(self.facts.get("damaged", "0"))
+        said = str(self.facts.get("damaged", ""))  # of an index of an earlier release nothing, of a stranger's anything
+        return int(said) if said.isdecimal() and len(said) < 20 else 0
 
     def search(self, question: Question, limit: int) -> Found:
         """At most `limit` passages. Raises `InvalidConfig` where the file turns out to be damaged."""
