@@ -29,9 +29,11 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 
 
 def index_exports(exports: Sequence[str], index: Path) -> TextIndex:
-    """Builds one index of several exports, in their order. An export is a path, or an
-    object's address. Raises `InvalidRequest` for a file that cannot be read, what a store says, and `InvalidConfig` for
-    an index that cannot be written, or would take the place of an export."""
+    """Builds one index of several exports, in their order. An export is a path, or an object's address.
+
+    Raises `InvalidRequest` for a file that cannot be read, what a store says, and `InvalidConfig` for an index that
+    cannot be written, or would take the place of an export.
+    """
     if taken := [export for export in exports if place_of(export) == place_of(str(index))]:
         raise InvalidConfig(f"cannot write the index {index}: it would take the place of {taken[0]}, which is read")
     stamps = [_stamp(export) for export in exports]
