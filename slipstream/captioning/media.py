@@ -20,7 +20,7 @@ from slipstream.captioning.fetch import CountedSink, Fetcher, Sink
 from slipstream.captioning.object_sources import ObjectSources
 from slipstream.errors import LimitExceeded, Overloaded, SlipstreamError, UnreadableVideo, VideoNotFound
 from slipstream.frame_size import ANY_SIZE, FrameSize
-from slipstream.objects.store import is_remote_object
+from slipstream.objects.store import is_remote_object, path_at
 from slipstream.rpc.callers import Places
 from slipstream.rpc.message_limits import steady
 from slipstream.video.film_cuts import SHOT_PIECE_S, Cut, FoundShots, warn_short
@@ -334,7 +334,7 @@ class Media:
         roots = {root: files for any_, files in self._roots.items() if (root := root_of(any_, owner)) is not None}
         if not roots:
             raise VideoNotFound("this gateway opens no paths for you; upload the file, or start it with --video-roots")
-        source = await _find(path.removeprefix("file://"), roots)
+        source = await _find(path_at(path), roots)
         try:
             yield source
         finally:

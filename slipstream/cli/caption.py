@@ -13,7 +13,7 @@ from slipstream.cli.common import (
     CONNECTION_PANEL,
     ConnectionOptions,
     bundled,
-    check_who_has_models,
+    check_no_models,
     connection_options,
     model_options,
     run_async,
@@ -21,7 +21,7 @@ from slipstream.cli.common import (
     video_at,
 )
 from slipstream.cli.film import caption_film, check_subtitles
-from slipstream.cli.views import View, choose_view
+from slipstream.cli.views import View, choose_view, told
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.caption_client import CAPTION_TIMEOUT_S, check_video
 from slipstream.client.film_client import FILM_TIMEOUT_S
@@ -120,7 +120,8 @@ def caption_command(
     ] = None,
 ) -> None:
     """Caption video files. What is not given is the gateway's default; without --gateway a private stack is run."""
-    check_who_has_models(gateway, stack_options)
+    if gateway is not None:
+        check_no_models(stack_options, "--gateway")
     if subtitles is not None:
         check_subtitles(subtitles, options, len(videos))
     view = choose_view(as_json, len(videos))
@@ -150,7 +151,7 @@ def _check_videos(videos: Sequence[str], view: View) -> tuple[list[str], list[in
         try:
             check_video(video_at(video))
         except SlipstreamError as error:
-            view.fail(video, str(error))
+            view.fail(video, told(error))
             exit_codes.append(error.exit_code)
         else:
             usable.append(video)
@@ -180,6 +181,6 @@ async def _caption_one(
                 async for event in events:
                     show(event)
     except SlipstreamError as error:
-        view.fail(video, str(error))
+        view.fail(video, told(error))
         return error.exit_code
     return 0

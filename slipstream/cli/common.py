@@ -191,12 +191,12 @@ def video_at(word: str) -> Path | RemotePath:
     return RemotePath(word) if "://" in word and is_object_url(word) else Path(word)
 
 
-def check_who_has_models(gateway: str | None, options: StackOptions) -> None:
-    """Raises `InvalidConfig` for models that nobody would load."""
-    if gateway is not None and options != model_options():
+def check_no_models(options: StackOptions, flag: str) -> None:
+    """Raises `InvalidConfig` for models that nobody would load because of the flag that was given beside them."""
+    if options != model_options():
         raise InvalidConfig(
-            "--target, --draft and what else says how models are loaded are for a stack of this command's own;"
-            " the gateway has its models: leave them out, or --gateway"
+            "--target, --draft and what else says how models are loaded are for a stack of this command's own:"
+            f" leave them out, or {flag}"
         )
 
 

@@ -13,13 +13,13 @@ from slipstream.cli.caption import caption_options
 from slipstream.cli.common import (
     ConnectionOptions,
     bundled,
-    check_who_has_models,
+    check_no_models,
     connection_options,
     model_options,
     run_async,
 )
 from slipstream.cli.page_readers import OcrAlone, ReadPage, TargetReader, open_ocr, open_target, read_paper
-from slipstream.cli.views import complain, printable
+from slipstream.cli.views import complain, printable, told
 from slipstream.client.document_client import DocumentCall
 from slipstream.documents.disagreements import (
     HTML_END,
@@ -108,7 +108,8 @@ def read_command(
         raise InvalidConfig("two of the documents would have the same name in --output; read them one by one")
     of_targets = {"ocr": ocr != DocumentOptions.ocr, "stage": stage != DocumentOptions.stage, "gateway": bool(gateway)}
     _check_who_reads(reader, ocr_only, of_targets | dict.fromkeys(options.given(), True))
-    check_who_has_models(gateway, stack_options)
+    if flag := "--gateway" * (gateway is not None) or "--ocr-only" * ocr_only:
+        check_no_models(stack_options, flag)
     stack_options = _with_a_reader(stack_options)
     _check_known(("--surface", surface, ("", *SURFACES)), ("--stage", stage, STAGES), ("--ocr", ocr, OCR_WHEN))
     _make_folder(output)
@@ -183,7 +184,7 @@ class _Job:
             try:
                 pages = await self._write_document(path)
             except SlipstreamError as error:
-                complain(str(path), str(error))
+                complain(str(path), told(error))
                 return error.exit_code
             except OSError as error:
                 complain(str(path), f"cannot be written to {str(self.output)!r}: {error.strerror}")

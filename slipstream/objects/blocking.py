@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, TextIO
 
 from slipstream.errors import InvalidRequest, ObjectNotFound
-from slipstream.objects.store import ObjectFacts, ObjectStore, ObjectUrl, changed, is_remote_object, told
+from slipstream.objects.store import ObjectFacts, ObjectStore, ObjectUrl, changed, is_remote_object, path_at, told
 
 READ_BYTES = 4 * 1024**2
 """Of one request."""
@@ -115,7 +115,7 @@ def open_file(text: str) -> BinaryIO:
 
 def local_path(text: str) -> Path:
     """Of a path, or of file:///PATH."""
-    return Path(text.removeprefix("file://") if text.startswith("file:///") else text)
+    return Path(path_at(text))
 
 
 def place_of(text: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from urllib.parse import unquote
 
 from slipstream.errors import (
     InvalidConfig,
@@ -42,7 +43,7 @@ class ObjectUrl:
     """Without a leading slash; "" for the whole root."""
 
     def __str__(self) -> str:
-        return f"{self.root}/{self.key}"
+        return f"{self.root}/{self.key.replace('%', '%25') if self.root == 'file://' else self.key}"
 
     def below(self, name: str) -> "ObjectUrl":
         """`name` in this folder."""
@@ -54,13 +55,15 @@ class ObjectUrl:
         scheme, found, rest = text.partition("://")
         if not found or scheme not in SCHEMES:
             raise InvalidRequest(f"{text!r} is no address of an object: it begins with one of {_listed(SCHEMES)}")
-        if len(text) > MAX_URL_CHARS or not text.isprintable():
+        if scheme == "file":
+            if not rest.startswith("/"):
+                raise InvalidRequest(f"{text!r} names a host; a file on this machine is file:///PATH")
+            rest = unquote(rest)
+        if len(text) > MAX_URL_CHARS or not rest.isprintable():
             raise InvalidRequest(f"the address of an object has at most {MAX_URL_CHARS} characters, all printable")
         if any(step in (".", "..") for step in rest.split("/")):
             raise InvalidRequest(f"{text!r} has a step `.` or `..`; give the object's own key")
         if scheme == "file":
-            if not rest.startswith("/"):
-                raise InvalidRequest(f"{text!r} names a host; a file on this machine is file:///PATH")
             return cls("file://", "/".join(filter(None, rest.split("/"))))
         if "//" in rest:
             raise InvalidRequest(f"{text!r} has a step without a name (`//`), with which no object can be asked for")
@@ -70,6 +73,15 @@ class ObjectUrl:
             form = "az://ACCOUNT/CONTAINER/KEY" if scheme == "az" else f"{scheme}://BUCKET/KEY"
             raise InvalidRequest(f"{text!r} names no bucket: write {form}")
         return cls(f"{scheme}://{'/'.join(bucket)}", key[0].lstrip("/") if key else "")
+
+
+def path_at(text: str) -> str:
+    """Of file:///PATH the path, in which %XX stands for a byte (RFC 3986), but not for 0, which no path has. A path
+    stays as it is."""
+    if not text.startswith("file:///"):
+        return text
+    path = text.removeprefix("file://")
+    return path if "%00" in path else unquote(path)
 
 
 def is_object_url(text: str) -> bool:

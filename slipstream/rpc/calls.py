@@ -34,6 +34,8 @@ WRITE_FAILED = "Internal error from Core"
 """What grpc.aio says when a message could not be sent because the peer is gone: https://github.com/grpc/grpc/issues/36066."""
 _HINT = re.compile("[0-9]{1,9}", re.ASCII)
 """Of milliseconds; a peer may write anything."""
+_ATTEMPT = re.compile("(?:last error: [A-Z_]+: |^errors resolving )(.+)")
+"""To connect, as gRPC tells of it: the address, and how it failed."""
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 """Codes of no answer. CANCELLED is what a call gets that meets a server just as it closes; of calls that this side has
 cancelled nobody hears as failed."""
@@ -90,11 +92,15 @@ def request_metadata(request_id: str) -> grpc.aio.Metadata:
 
 
 def as_slipstream_error(error: grpc.aio.AioRpcError, peer: str) -> SlipstreamError:
-    """What a failed call means for a request: the peer's own complaint, or that the peer is not to be had."""
+    """What a failed call means for a request: the peer's own complaint, or that the peer is not to be had. Then a
+    note says where it was looked for, and what was found there, which a server tells no caller."""
     code = error.code()
     is_gone = code in _GONE and not is_answer(error)
     if is_gone or error.details() == WRITE_FAILED:
-        return ServiceUnreachable(f"the {peer} is not reachable ({code.name.lower()}); try again when it is up")
+        gone = ServiceUnreachable(f"the {peer} is not reachable ({code.name.lower()}); try again when it is up")
+        if attempt := _ATTEMPT.search(error.details() or ""):
+            gone.add_note(attempt[1])
+        return gone
     details = error.details() or f"the {peer} failed with {code.name}"
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return Overloaded(details, retry_after_s=_retry_after_s(error))

@@ -132,8 +132,9 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     ):
         assert read(tmp_path / "a.pdf", "--output", tmp_path, "--ocr-only", *of_targets) == 2
         assert f"{of_targets[0]} is for a target that reads" in capsys.readouterr().err
-    assert read(tmp_path / "a.pdf", "--output", tmp_path, "--gateway", "127.0.0.1:1", "--target", tmp_path) == 2
-    assert "leave them out, or --gateway" in capsys.readouterr().err
+    for elsewhere in (["--gateway", "127.0.0.1:1"], ["--ocr-only"]):
+        assert read(tmp_path / "a.pdf", "--output", tmp_path, *elsewhere, "--target", tmp_path) == 2
+        assert f"leave them out, or {elsewhere[0]}" in capsys.readouterr().err
     assert read(tmp_path / "a.pdf", tmp_path / "a.png", "--output", tmp_path, "--ocr-only") == 2
     assert "same name" in capsys.readouterr().err
     assert read(tmp_path / "a.pdf", "--output", tmp_path / "a.png", "--ocr-only") == 2

@@ -81,7 +81,7 @@ async def test_a_file_may_be_named_as_an_address_below_the_video_roots_alone(
     door: grpc.aio.Channel, tmp_path_factory: pytest.TempPathFactory, film: bytes
 ) -> None:
     folder = next(tmp_path_factory.getbasetemp().glob("objects?/videos/film.mp4")).parent
-    found = await caption(door, path=f"file://{folder}/film.mp4", **SPARSE)
+    found = await caption(door, path=f"file://{folder}/%66ilm.mp4", **SPARSE)
     assert found.token_ids == (await caption(door, path="film.mp4", **SPARSE)).token_ids
     with pytest.raises(SlipstreamError, match="no readable video") as refused:
         await caption(door, path=f"file://{Path(__file__)}", **SMALL)

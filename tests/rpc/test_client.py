@@ -38,6 +38,17 @@ def test_a_peers_complaint_keeps_its_class_and_words(kind: type[SlipstreamError]
 def test_a_peer_that_is_gone(code: grpc.StatusCode, details: str) -> None:
     error = as_slipstream_error(failure(code, details), "target")
     assert isinstance(error, ServiceUnreachable) and str(error).startswith("the target is not reachable")
+    assert not hasattr(error, "__notes__"), "nothing is known of where it was looked for"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "unix:/none/there.sock"])
+async def test_where_a_peer_is_not_is_in_a_note_and_not_in_the_message(address: str) -> None:
+    async with open_channel(address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await channel.unary_unary("/a/b")(b"", timeout=10)
+    error = as_slipstream_error(failed.value, "target")
+    assert str(error) == "the target is not reachable (unavailable); try again when it is up"
+    assert address in error.__notes__[0] and "last error" not in error.__notes__[0]
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED])

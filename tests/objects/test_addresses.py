@@ -1,0 +1,46 @@
+"""Addresses of objects and files, as text and as what they name."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.errors import InvalidRequest
+from slipstream.objects.blocking import local_path, open_file
+from slipstream.objects.store import ObjectUrl, path_at
+
+NAMES = st.text(st.sampled_from("ab%20é?# ~"), min_size=1)
+
+
+@given(st.sampled_from(["s3://films", "gs://films", "az://account/films", "file://"]), NAMES)
+def test_what_is_written_is_read_again(root: str, name: str) -> None:
+    url = ObjectUrl(root, f"deep/{name}")
+    assert ObjectUrl.parse(str(url)) == url
+
+
+@given(NAMES)
+def test_a_file_has_the_path_that_its_uri_says(name: str) -> None:
+    path = Path("/films") / name
+    assert local_path(path.as_uri()) == local_path(str(path)) == path
+
+
+def test_only_addresses_of_files_have_bytes_by_number() -> None:
+    assert ObjectUrl.parse("file:///a%20b/%2520").key == "a b/%20"
+    assert ObjectUrl.parse("s3://films/a%20b").key == "a%20b"
+    assert path_at("/a%20b") == "/a%20b" and path_at("file:///100%.mp4") == "/100%.mp4"
+
+
+@pytest.mark.parametrize("text", ["file:///a/%2e%2E/b", "file:///a%00b", "file:///a%1Bb", "file://%2Fa", "file:///%2e"])
+def test_numbers_hide_nothing(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        ObjectUrl.parse(text)
+
+
+def test_an_export_by_its_uri(tmp_path: Path) -> None:
+    path = tmp_path / "10% of it é.jsonl"
+    path.write_bytes(b"{}")
+    with open_file(path.as_uri()) as file:
+        assert file.read() == b"{}"
+    with pytest.raises(InvalidRequest, match="cannot read"):
+        open_file("file:///a%00b")
