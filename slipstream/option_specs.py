@@ -46,6 +46,8 @@ class OptionSpec:
     """The field of the gateway's configuration that says one; empty: none."""
     gateway_limit: str
     """The field of the gateway's configuration that bounds it; empty: none."""
+    of: str
+    """The option without which this one would change nothing; empty: none."""
 
     @property
     def description(self) -> str:
@@ -67,10 +69,11 @@ def option(
     fallback: Any = UNSET,
     gateway_default: str = "",
     gateway_limit: str = "",
+    of: str = "",
     kw_only: bool = True,
 ) -> Any:
     """One row, see `OptionSpec`. `flag`: where it is not the option's name."""
     row: dict[str, Any] = {"help": help_text, "group": group, "default": default, "to": to, "choices": tuple(choices)}
     row |= {"low": low, "high": high, "flag": flag, "is_file": is_file, "fallback": fallback}
-    row |= {"gateway_default": gateway_default, "gateway_limit": gateway_limit}
+    row |= {"gateway_default": gateway_default, "gateway_limit": gateway_limit, "of": of}
     return dataclasses.field(default=UNSET, metadata=row, kw_only=kw_only)

@@ -100,7 +100,10 @@ class CaptionOptions:
         "With segments: also sum up their captions in a text about the whole.", "common", default="no"
     )
     summary_prompt: str = _option(
-        "What to ask of the segments' captions for it.", "common", default="to sum up the video in one paragraph"
+        "What to ask of the segments' captions for it.",
+        "common",
+        default="to sum up the video in one paragraph",
+        of="summary",
     )
     temperature: float = _option("0: the likeliest token; above: sample.", "sampling", default="0", low=0, fallback=0.0)
     top_k: int = _option(
@@ -181,7 +184,11 @@ class CaptionOptions:
         high=1,
     )
     tolerance_rule: str = _option(
-        "How the paper's eq. 10 is read.", "baselines", default="log_ratio", choices=tuple(ToleranceRule)
+        "How the paper's eq. 10 is read.",
+        "baselines",
+        default="log_ratio",
+        choices=tuple(ToleranceRule),
+        of="tolerance",
     )
     lossy: str = _option(
         "Prunes the target itself, which changes the text: for comparison.",
@@ -190,7 +197,7 @@ class CaptionOptions:
         choices=LOSSY_METHODS,
     )
     lossy_keep: float = _option(
-        "Share of the video tokens that lossy keeps.", "baselines", default="0.5", low=0, high=1
+        "Share of the video tokens that lossy keeps.", "baselines", default="0.5", low=0, high=1, of="lossy"
     )
 
     def __post_init__(self) -> None:

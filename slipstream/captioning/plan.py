@@ -189,11 +189,9 @@ def make_plan(
     )
     _check_delivered(plan)
     _check_hints(plan)
-    _check_film(asked)
-    asked_for_summary = (
-        (options.get("summary_prompt", DEFAULT_SUMMARY_PROMPT),) if options.get("summary", False) else ()
-    )
-    for prompt in (*options.questions, *asked_for_summary):
+    _check_together(asked)
+    of_summary = (options.get("summary_prompt", DEFAULT_SUMMARY_PROMPT),) * options.get("summary", False)
+    for prompt in (*options.questions, *of_summary):
         _check_prompt(prompt, config)
     if plan.speculative and not config.draft:
         raise InvalidConfig(
@@ -285,8 +283,11 @@ def _check_hints(plan: CaptionPlan) -> None:
         )
 
 
-def _check_film(asked: CaptionOptions) -> None:
-    """Raises `InvalidRequest` for what only segments have."""
+def _check_together(asked: CaptionOptions) -> None:
+    """Raises `InvalidRequest` for what would change nothing without another option."""
+    given = asked.given()
+    if alone := next((spec for spec in OPTIONS if spec.name in given and spec.of and spec.of not in given), None):
+        raise InvalidRequest(f"{alone.name} is for {alone.of}: give that, too, or leave it out")
     if not asked.in_segments and (asked.get("prompts", ()) or asked.get("summary", False)):
         raise InvalidRequest("several prompts and a summary are of a film's segments: say segments, too, or one prompt")
 

@@ -68,6 +68,21 @@ def test_a_lossy_baseline_is_of_plain_decoding(method: str) -> None:
             plan_of(method="autoregressive", lossy="fastv", lossy_keep=keep)
 
 
+@pytest.mark.parametrize(
+    ("alone", "of"),
+    [
+        ({"lossy_keep": 0.5}, {"lossy": "fastv", "method": "autoregressive"}),
+        ({"tolerance_rule": "log_ratio"}, {"tolerance": 1.0}),
+        ({"summary_prompt": "Sum up."}, {"summary": True, "segments": "fixed:1s"}),
+    ],
+)
+def test_what_would_change_nothing_is_not_ignored(alone: dict[str, Any], of: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=f"{next(iter(alone))} is for {next(iter(of))}: give that, too"):
+        plan_of(**alone)
+    assert plan_of(**alone, **of).asked == {*alone, *of}
+    assert plan_of(summary=False, summary_prompt="Sum up.").asked, "a program that says whether"
+
+
 def test_a_given_zero_is_not_a_default() -> None:
     for name in ("top_p", "repetition_penalty"):
         with pytest.raises(InvalidRequest, match=f"{name} must be above 0"):
