@@ -101,7 +101,7 @@ def _read_number(path: Path) -> int | None:
 # A budget of bytes and of places, with a bounded queue in front of it.
 
 
-class Memory(StrEnum):
+class MemoryUse(StrEnum):
     """What a budget's bytes are for."""
 
     KEYS_AND_VALUES = "keys and values"
@@ -110,7 +110,7 @@ class Memory(StrEnum):
     @property
     def flag(self) -> str:
         """The flag that sets the budget."""
-        return "--frames-budget-mb" if self is Memory.FRAMES else "--kv-budget-mb"
+        return "--frames-budget-mb" if self is MemoryUse.FRAMES else "--kv-budget-mb"
 
 
 FIRST_ESTIMATE_S = 5.0
@@ -138,7 +138,7 @@ class Admission:
         max_queued: int,
         queue_timeout_s: float,
         what: str,
-        of: Memory = Memory.KEYS_AND_VALUES,
+        of: MemoryUse = MemoryUse.KEYS_AND_VALUES,
     ) -> None:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slipstream import budget
-from slipstream.budget import Admission, Memory, Reservation, available_bytes, host_budget
+from slipstream.budget import Admission, MemoryUse, Reservation, available_bytes, host_budget
 from slipstream.errors import LimitExceeded, Overloaded
 
 MIB = 1024 * 1024
@@ -127,7 +127,7 @@ async def test_who_needs_less_than_was_reserved_lets_the_next_in() -> None:
 
 async def test_a_budget_says_what_it_is_for() -> None:
     admission = Admission(
-        budget_bytes=MIB, max_sessions=1, max_queued=0, queue_timeout_s=1, what="gateway", of=Memory.FRAMES
+        budget_bytes=MIB, max_sessions=1, max_queued=0, queue_timeout_s=1, what="gateway", of=MemoryUse.FRAMES
     )
     with pytest.raises(LimitExceeded, match=r"2 MiB of frames, but the gateway has 1 MiB .* raise --frames-budget-mb"):
         admission.reserve(2 * MIB)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 
+from slipstream.device_copy import to_device
 from slipstream.engine.attention import IMPLEMENTATION, Kernel
 from slipstream.engine.forward import Decoder, DecodeState, Runner
 from slipstream.engine.video_lm import VideoLM
@@ -21,7 +22,6 @@ from slipstream.families.adapter import FrameFacts, Pixels, PromptPlan, TextDeco
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
 from slipstream.frame_size import ANY_SIZE
 from slipstream.service_info import ModelInfo
-from slipstream.uploads import upload
 
 MAX_CONTEXT = 131_072
 """Positions, for all of them: 25,000 video tokens must fit whatever the checkpoint was trained for."""
@@ -140,7 +140,7 @@ class RandomAdapter:
         return Pixels(len(frames), preprocess(frames, num_frames), preprocess.grid(*frames.shape[:3]))
 
     def encode(self, pixels: Pixels) -> Tensor:
-        values = upload(pixels.values.to(self._parts.dtype), self._parts.device)
+        values = to_device(pixels.values.to(self._parts.dtype), self._parts.device)
         if self._side:
             return cast(Tensor, self._parts.get_video_features(values[None]).pooler_output)[0, :-1]
         grid = torch.tensor([pixels.grid])
@@ -149,7 +149,7 @@ class RandomAdapter:
 
     def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
         table = self.decoder.embed_tokens
-        hidden = cast(Tensor, table(upload(torch.tensor(plan.token_ids), table.weight.device)))
+        hidden = cast(Tensor, table(to_device(torch.tensor(plan.token_ids), table.weight.device)))
         hidden[plan.video_start : plan.video_stop] = video_embeddings
         return hidden
 

@@ -27,7 +27,8 @@ from slipstream.pruning import Guidance, VideoTokens, get_pruner, prune
 from slipstream.sampling.params import RULES, SamplingParams
 from slipstream.sampling.sampler import DraftSampler, TargetSampler, Warp
 from slipstream.stack.local import POCKET_DIR
-from slipstream.video.decode import DecodeLimits, sample_video
+from slipstream.video.decode import sample_video
+from slipstream.video.messages import DecodeLimits
 from tests.sampling.toy_world import TEMPERATURES, p_values, play_many, toy_drafts, toy_target
 from training.world import FULL_SCENES
 

@@ -22,7 +22,8 @@ from PIL import Image
 
 from bench.common import CLIP_FOLDER
 from bench.tables import Row
-from slipstream.video.decode import DecodeLimits, sample_video
+from slipstream.video.decode import sample_video
+from slipstream.video.messages import DecodeLimits
 
 # -- how pictures look and are written --------------------------------------------------------------------------------
 

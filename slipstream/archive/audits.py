@@ -25,7 +25,7 @@ _SPARING = ("duplicates", "skip_marked")
 """But for these: a replay makes every text."""
 
 
-class Verdict(StrEnum):
+class AuditOutcome(StrEnum):
     """What became of a result that was looked at."""
 
     SAME = "same"
@@ -44,7 +44,7 @@ class Finding:
     """One result, page or segment."""
 
     custom_id: str
-    verdict: Verdict
+    verdict: AuditOutcome
     reason: str = ""
     where: str = ""
     """Such as "page 3"; empty: the whole."""
@@ -135,7 +135,7 @@ def check_digests(claim: Claim) -> list[Finding]:
     return [
         Finding(
             claim.custom_id,
-            Verdict.ALTERED,
+            AuditOutcome.ALTERED,
             "its SHA-256 is not the one in its receipt",
             claim.where(said),
             said.text,
@@ -184,15 +184,16 @@ def compare(claim: Claim, replayed: Mapping[str, Any]) -> list[Finding]:
     again = claim_of(replayed)
     if again is None or replayed.get("state") != "done":
         reason = str(replayed.get("error") or "its replay has no result")
-        return [Finding(claim.custom_id, Verdict.FAILED, reason)]
+        return [Finding(claim.custom_id, AuditOutcome.FAILED, reason)]
     if again.target != claim.target:
         (revision, dtype), (theirs, their_dtype) = claim.target, again.target
         reason = f"made by the target {revision[:12]} ({dtype}), replayed by {theirs[:12]} ({their_dtype})"
-        return [Finding(claim.custom_id, Verdict.SKIPPED, reason)]
+        return [Finding(claim.custom_id, AuditOutcome.SKIPPED, reason)]
     if (replayed.get("receipt") or {}).get("reused"):
-        return [Finding(claim.custom_id, Verdict.FAILED, "the archive took over a result instead of making it again")]
+        reason = "the archive took over a result instead of making it again"
+        return [Finding(claim.custom_id, AuditOutcome.FAILED, reason)]
     if again.video_sha256 != claim.video_sha256:
-        return [Finding(claim.custom_id, Verdict.FAILED, "the object is another one now, or was read another way")]
+        return [Finding(claim.custom_id, AuditOutcome.FAILED, "the object is another one now, or was read another way")]
     texts = {(said.number, said.prompt): said for said in again.texts}
     return [_finding(claim, said, texts.get((said.number, said.prompt))) for said in claim.texts]
 
@@ -200,13 +201,14 @@ def compare(claim: Claim, replayed: Mapping[str, Any]) -> list[Finding]:
 def _finding(claim: Claim, said: Said, again: Said | None) -> Finding:
     where = claim.where(said)
     if said.spared:
-        return Finding(claim.custom_id, Verdict.SKIPPED, said.spared, where)
+        return Finding(claim.custom_id, AuditOutcome.SKIPPED, said.spared, where)
     if again is None:
-        return Finding(claim.custom_id, Verdict.FAILED, "its replay has no such part", where)
+        return Finding(claim.custom_id, AuditOutcome.FAILED, "its replay has no such part", where)
     if again.dpi != said.dpi:
-        return Finding(claim.custom_id, Verdict.SKIPPED, f"drawn at {said.dpi:g} dpi, replayed at {again.dpi:g}", where)
-    verdict = Verdict.SAME if again.text == said.text else Verdict.DIFFERS
-    reason = "" if verdict is Verdict.SAME else "plain decoding says another text"
+        reason = f"drawn at {said.dpi:g} dpi, replayed at {again.dpi:g}"
+        return Finding(claim.custom_id, AuditOutcome.SKIPPED, reason, where)
+    verdict = AuditOutcome.SAME if again.text == said.text else AuditOutcome.DIFFERS
+    reason = "" if verdict is AuditOutcome.SAME else "plain decoding says another text"
     return Finding(claim.custom_id, verdict, reason, where, said.text, again.text)
 
 

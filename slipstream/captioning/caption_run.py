@@ -19,11 +19,12 @@ from slipstream.session_messages import (
     DraftTokens,
     Judgement,
     Prefilled,
+    PrefillStage,
     StageProgress,
     TargetEvent,
 )
 from slipstream.speculation.caption_book import Opening, Start
-from slipstream.speculation.pipeline import DraftPhase
+from slipstream.speculation.lines import DraftPhase
 from slipstream.speculation.protocol import (
     Action,
     AdvanceLine,
@@ -263,7 +264,7 @@ class CaptionRun:
     def _on_target_event(self, event: TargetEvent) -> None:
         match event:
             case StageProgress():
-                if event.stage == "queued":
+                if event.stage == PrefillStage.QUEUED:
                     self._leave_draft()
                 else:
                     self._seek_draft()

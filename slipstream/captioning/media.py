@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
-from slipstream.budget import Admission, Countdown, Memory, host_budget
+from slipstream.budget import Admission, Countdown, MemoryUse, host_budget
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.fetch import CountedSink, Fetcher, Sink
 from slipstream.captioning.object_sources import ObjectSources
@@ -161,7 +161,7 @@ class Media:
             max_queued=config.max_held_videos,
             queue_timeout_s=config.frames_timeout_s,
             what="gateway",
-            of=Memory.FRAMES,
+            of=MemoryUse.FRAMES,
         )
         self._limits = DecodeLimits(
             max_bytes=config.max_video_bytes,

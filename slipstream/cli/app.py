@@ -16,7 +16,7 @@ from slipstream.cli.common import token_command
 from slipstream.cli.demo import demo_command
 from slipstream.cli.read import read_command
 from slipstream.cli.up import info_command, up_command
-from slipstream.cli.views import printable, told
+from slipstream.cli.views import printable, with_notes
 from slipstream.errors import InvalidConfig, SlipstreamError
 
 INTERRUPTED = 130
@@ -108,7 +108,7 @@ def run(args: Sequence[str] | None = None) -> int:
 
 def _describe(error: Exception) -> tuple[str, int]:
     if isinstance(error, SlipstreamError):
-        return told(error), error.exit_code
+        return with_notes(error), error.exit_code
     if isinstance(error, UnicodeEncodeError):  # a shell hands over any bytes
         return f"{ascii(error.object)[:80]} is not UTF-8", InvalidConfig.exit_code
     usage_message = getattr(error, "format_message", None)  # typer's own errors; their base class moved over versions

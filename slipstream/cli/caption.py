@@ -21,7 +21,7 @@ from slipstream.cli.common import (
     video_at,
 )
 from slipstream.cli.film import caption_film, check_subtitles
-from slipstream.cli.views import View, choose_view, told
+from slipstream.cli.views import View, choose_view, with_notes
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.caption_client import CAPTION_TIMEOUT_S, check_video
 from slipstream.client.film_client import FILM_TIMEOUT_S
@@ -151,7 +151,7 @@ def _check_videos(videos: Sequence[str], view: View) -> tuple[list[str], list[in
         try:
             check_video(video_at(video))
         except SlipstreamError as error:
-            view.fail(video, told(error))
+            view.fail(video, with_notes(error))
             exit_codes.append(error.exit_code)
         else:
             usable.append(video)
@@ -181,6 +181,6 @@ async def _caption_one(
                 async for event in events:
                     show(event)
     except SlipstreamError as error:
-        view.fail(video, told(error))
+        view.fail(video, with_notes(error))
         return error.exit_code
     return 0

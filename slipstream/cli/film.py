@@ -11,7 +11,7 @@ import typer
 from slipstream.archive.subtitles import SEGMENTS_NOTE, Cue, segment_cue, srt_of, vtt_of
 from slipstream.cli.archive.output import check_file, replacing
 from slipstream.cli.common import video_at
-from slipstream.cli.views import caption_dict, closing_line, complain, printable, spared_line, told
+from slipstream.cli.views import caption_dict, closing_line, complain, printable, spared_line, with_notes
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.film_client import segment_captions
 from slipstream.errors import InvalidConfig, SlipstreamError
@@ -55,8 +55,8 @@ async def caption_film(
         is_whole = True
     except SlipstreamError as error:
         if as_json:
-            typer.echo(json.dumps({"file": video, "error": told(error)}))
-        complain(video, told(error))
+            typer.echo(json.dumps({"file": video, "error": with_notes(error)}))
+        complain(video, with_notes(error))
         exit_code = error.exit_code
     finally:
         if subtitles is not None and (cues or is_whole):

@@ -19,7 +19,7 @@ from slipstream.cli.common import (
     run_async,
 )
 from slipstream.cli.page_readers import OcrAlone, ReadPage, TargetReader, open_ocr, open_target, read_paper
-from slipstream.cli.views import complain, printable, told
+from slipstream.cli.views import complain, printable, with_notes
 from slipstream.client.document_client import DocumentCall
 from slipstream.documents.disagreements import (
     HTML_END,
@@ -184,7 +184,7 @@ class _Job:
             try:
                 pages = await self._write_document(path)
             except SlipstreamError as error:
-                complain(str(path), told(error))
+                complain(str(path), with_notes(error))
                 return error.exit_code
             except OSError as error:
                 complain(str(path), f"cannot be written to {str(self.output)!r}: {error.strerror}")
@@ -208,13 +208,13 @@ class _Job:
                 markdown, lines, *compared = (files.enter_context(part.open("w", encoding="utf-8")) for part in parts)
                 async with aclosing(self.reader.pages(file)) as pages:
                     async for page in pages:
-                        told = _PageFacts.of(page)
-                        facts.append(told)
+                        page_facts = _PageFacts.of(page)
+                        facts.append(page_facts)
                         text, more = self._text(page)
-                        markdown.write(markdown_page(told.number, text, told.lossy))
+                        markdown.write(markdown_page(page_facts.number, text, page_facts.lossy))
                         lines.write(page_record(file.name, page.draft, **more))
                         if page.reading is not None:
-                            await self._compare(page.reading, html_head(file.name, told.lossy), compared[0])
+                            await self._compare(page.reading, html_head(file.name, page_facts.lossy), compared[0])
                 for html in compared:
                     html.write(HTML_END)
             for part, target in zip(parts, targets, strict=True):

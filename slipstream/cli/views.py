@@ -97,7 +97,7 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
-def told(error: SlipstreamError) -> str:
+def with_notes(error: SlipstreamError) -> str:
     """With what is known of it beside its message."""
     return ": ".join((str(error), *getattr(error, "__notes__", ())))
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.archive.audits import (
+    AuditOutcome,
     Claim,
     Finding,
-    Verdict,
     check_digests,
     claim_of,
     compare,
@@ -39,15 +39,15 @@ class Audit:
     findings: list[Finding] = field(default_factory=list)
     """Of all that were replayed, and of those that are altered."""
 
-    def count(self, verdict: Verdict) -> int:
+    def count(self, verdict: AuditOutcome) -> int:
         """Texts of which that was found."""
         return sum(finding.verdict is verdict for finding in self.findings)
 
     @property
     def has_passed(self) -> bool:
         """Something was compared, and all that was is the same."""
-        bad = (Verdict.ALTERED, Verdict.DIFFERS, Verdict.FAILED)
-        return self.count(Verdict.SAME) > 0 and not any(self.count(verdict) for verdict in bad)
+        bad = (AuditOutcome.ALTERED, AuditOutcome.DIFFERS, AuditOutcome.FAILED)
+        return self.count(AuditOutcome.SAME) > 0 and not any(self.count(verdict) for verdict in bad)
 
 
 @dataclass
@@ -95,7 +95,7 @@ async def audit(
         done.num_results += 1
         done.findings += check_digests(claim)
         if reason := why_not_replayed(claim):
-            done.findings.append(Finding(claim.custom_id, Verdict.SKIPPED, reason))
+            done.findings.append(Finding(claim.custom_id, AuditOutcome.SKIPPED, reason))
         else:
             sample.look_at(claim)
     if not done.num_results:
@@ -114,5 +114,6 @@ def _item(claim: Claim, done: Audit) -> BatchItem | None:
     try:
         return replay_item(claim, random.random())
     except InvalidRequest as error:
-        done.findings.append(Finding(claim.custom_id, Verdict.FAILED, f"its options are not taken any more: {error}"))
+        reason = f"its options are not taken any more: {error}"
+        done.findings.append(Finding(claim.custom_id, AuditOutcome.FAILED, reason))
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from slipstream.budget import Admission, Memory
+from slipstream.budget import Admission, MemoryUse
 from slipstream.engine.draft_session import DraftLine, DraftSession, checked_growth
 from slipstream.engine.line_writer import LineWriter
 from slipstream.engine.prefix_cache import ByteLru, frames_digest
@@ -58,7 +58,7 @@ class DraftEngine:
             max_queued=limits.max_sessions,
             queue_timeout_s=FRAMES_WAIT_S,
             what="draft",
-            of=Memory.FRAMES,
+            of=MemoryUse.FRAMES,
         )
         self.embeddings: ByteLru[bytes, torch.Tensor] = ByteLru(limits.embedding_cache_bytes, "--embedding-cache-mb")
         """Video embeddings by the digest of their frames. Touched on the model's thread only."""

@@ -38,7 +38,7 @@ PARENTS = tuple(_PLACES.get(path[:-1], ROOT) for path in STATIC_TREE)
 WIDTHS = {parent: PARENTS.count(parent) for parent in set(PARENTS)}
 """Candidates behind each node that has any; behind -1, the roots."""
 
-Rank = Callable[[Tensor, Sequence[int], int], list[int]]
+RankTokens = Callable[[Tensor, Sequence[int], int], list[int]]
 """Logits [vocab], the text before, how many: the best tokens, best first."""
 
 
@@ -63,7 +63,7 @@ class TreeGrowth:
         """Levels so far, each of which took a pass."""
         return self._level
 
-    def grow(self, rows: Tensor, rank: Rank) -> None:
+    def grow(self, rows: Tensor, rank: RankTokens) -> None:
         """Takes the logits [n, vocab] behind the nodes of the last window: the candidates of the next level. Then there
         is either another window, or the tree is complete."""
         num_new = 1 if self.fed is None else len(self.fed) - self.fed.num_cached

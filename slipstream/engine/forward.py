@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from slipstream.device_copy import to_device
 from slipstream.engine.attention import Attend, Kernel, attend_segments, heads_share_keys
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.row_chunks import in_chunks, prefill_bytes, whole_rows
@@ -17,7 +18,6 @@ from slipstream.engine.segments import Additions, Observer, Rows, kept_rows, pac
 from slipstream.engine.static.pool import KVPool, PooledCache
 from slipstream.engine.thread import finish_work
 from slipstream.speculation.protocol import TokenTree
-from slipstream.uploads import upload
 
 
 class Decoder(Protocol):
@@ -88,7 +88,7 @@ class ForwardPass:
         self._segments = [replace(segment, length=len(keep))]
         self._additions = [additions.among(keep) for additions in self._additions]
         with torch.inference_mode():
-            kept = upload(keep, self._hidden.device)
+            kept = to_device(keep, self._hidden.device)
             self._hidden = self._hidden.index_select(1, kept)
             self._position_ids = self._position_ids.index_select(-1, kept)
             self._rotary = self._runner.decoder.rotary_emb(self._hidden, self._position_ids)
@@ -119,7 +119,7 @@ class ForwardPass:
         they take as much as several layers' states."""
         for additions in self._additions:
             features = additions.features[self._next_layer]
-            self._hidden[0].index_add_(0, upload(additions.rows, features.device), features)
+            self._hidden[0].index_add_(0, to_device(additions.rows, features.device), features)
         self._additions = [one for one in self._additions if self._next_layer + 1 < len(one.features)]
 
 
@@ -181,7 +181,7 @@ class Runner:
     def embed(self, token_ids: Sequence[int]) -> Tensor:
         """Input embeddings of text tokens, [n, hidden]."""
         table = self.decoder.embed_tokens
-        uploaded = upload(torch.tensor(token_ids, dtype=torch.int64), table.weight.device)
+        uploaded = to_device(torch.tensor(token_ids, dtype=torch.int64), table.weight.device)
         with torch.inference_mode():
             return cast(Tensor, table(uploaded))
 

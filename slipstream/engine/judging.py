@@ -54,7 +54,7 @@ class WindowJudge:
             judgement, _ = await session.work.run(partial(_first_judgement, session), Lane.DECODE)
             yield judgement
             return
-        passes = _Passes(
+        passes = _RequestedPasses(
             session, self._batcher, request, self._longest_window, self._model.info.max_context, self._costs
         )
         if request.self_draft:
@@ -70,7 +70,7 @@ class WindowJudge:
 
 
 @dataclass(eq=False)
-class _Passes:
+class _RequestedPasses:
     """The passes that one message asks for. Each further one is handed in where the last one ended, on the model's
     thread, so that plain decoding waits for no event loop."""
 

@@ -15,7 +15,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from slipstream.uploads import upload
+from slipstream.device_copy import to_device
 
 _GRANULE_TOKENS = 64
 _GROWTH_FACTOR = 1.5
@@ -170,7 +170,7 @@ class KVCache:
                     for held in self.read(layer):
                         new = held[:, num_before - self._missing[layer] :]
                         if moved is None or moved.device != new.device:  # once, unless layers lie on several
-                            moved = upload(torch.tensor(rows), new.device)
+                            moved = to_device(torch.tensor(rows), new.device)
                         new[:, : len(rows)] = new[:, moved]
         self._length = end
 

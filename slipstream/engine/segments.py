@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from slipstream.device_copy import to_device
 from slipstream.engine.kv_cache import KVCache
 from slipstream.errors import InvalidRequest
 from slipstream.speculation.protocol import TokenTree
-from slipstream.uploads import upload
 
 StateT = TypeVar("StateT")
 Window = Sequence[int] | TokenTree
@@ -127,7 +127,7 @@ class Segment:
         mask = torch.full(size, float("-inf"), dtype=self.dtype)
         rows, columns = self.tree.visible()
         mask[rows, columns] = 0
-        return upload(mask, self.device)
+        return to_device(mask, self.device)
 
     def folded_mask(self, group_size: int) -> Tensor:
         """The window mask behind a past that every row sees, once for each query head of a group.
@@ -261,4 +261,4 @@ def take(hidden: Tensor, rows: Tensor) -> Tensor:
     """Some rows, ascending; without a copy where they lie together."""
     if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1:
         return hidden[int(rows[0]) : int(rows[-1]) + 1]
-    return hidden.index_select(0, upload(rows, hidden.device))
+    return hidden.index_select(0, to_device(rows, hidden.device))

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from slipstream.budget import Admission, Memory, Reservation
+from slipstream.budget import Admission, MemoryUse, Reservation
 from slipstream.engine.judging import WindowJudge
 from slipstream.engine.local_drafter import HintRoom, LocalDrafter, find_local_drafter
 from slipstream.engine.open_pulls import OpenPulls
@@ -80,7 +80,7 @@ class TargetEngine:
             max_queued=limits.max_sessions + limits.max_queued,
             queue_timeout_s=limits.queue_timeout_s,
             what="target",
-            of=Memory.FRAMES,
+            of=MemoryUse.FRAMES,
         )
         self.prefixes = PrefixCache(limits.prefix_cache_bytes)
         self._rides = Rides(thread, limits.ride_along) if limits.ride_along > 0 and not model.strict_width else None

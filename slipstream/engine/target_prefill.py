@@ -32,7 +32,7 @@ from slipstream.pruning.lossy import Schedule, make_schedule, text_raters
 from slipstream.pruning.unguided import keep_changed_tokens
 from slipstream.sampling.sampler import TargetSampler
 from slipstream.session_messages import Prefilled, PrefillStage, StageProgress, TargetStart
-from slipstream.speculation.methods import GuidanceKind, Rank
+from slipstream.speculation.methods import GuidanceKind, LossyRank
 from slipstream.speculation.protocol import StopRule
 
 # -- session ----------------------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ class LossyPass:
         num_keep = self._num_keep.get(num_run)
         if num_keep is None:
             return
-        if self._rank is Rank.REDUNDANCY:
+        if self._rank is LossyRank.REDUNDANCY:
             video = VideoTokens(self._plan.num_video_tokens, self._plan.num_steps, prefill.video_states())
             keep = keep_changed_tokens(video, num_keep, None, 0)
         else:
@@ -355,8 +355,8 @@ class LossyPass:
         prefill.keep_video(keep)
 
     def _prepare(self, prefill: Prefill) -> None:
-        if self._rank is Rank.REDUNDANCY:
+        if self._rank is LossyRank.REDUNDANCY:
             return
-        raters = self._rank is Rank.RATERS
+        raters = self._rank is LossyRank.RATERS
         rows = text_raters(prefill.video_states(), prefill.text_states()) if raters else _LAST_TOKEN
         self._attention = TextAttention(self._plan, text_rows=rows, layers={place - 1 for place in self._num_keep})

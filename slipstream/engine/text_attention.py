@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.device_copy import to_device
 from slipstream.families.adapter import PromptPlan
-from slipstream.uploads import upload
 
 _MAX_SCORES = 1 << 22
 """Scores in fp32 that exist at a time."""
@@ -116,12 +116,12 @@ class TextAttention:
     def _add_shares(self, sums: Tensor, query: Tensor, keys: Tensor, scale: float) -> None:
         """To [kv_heads, num_video_tokens] the shares of all text rows."""
         kv_heads, num_keys, head_dim = keys.shape
-        text_rows = upload(torch.tensor(self._rows), keys.device)
+        text_rows = to_device(torch.tensor(self._rows), keys.device)
         text = query[:, query.shape[1] - self._num_text :].index_select(1, text_rows)
         folded = text.reshape(kv_heads, self._group_size, len(self._rows), head_dim)
         first_key = num_keys - self._num_text  # the first text row's own
         mask = torch.full((self._num_text, self._num_text), float("-inf"), device=keys.device).triu_(1)[text_rows]
-        video = upload(self.video, keys.device)
+        video = to_device(self.video, keys.device)
         block_len = max(1, _MAX_SCORES // (self._group_size * num_keys))
         for head in range(kv_heads):
             head_keys = keys[head].T.float()

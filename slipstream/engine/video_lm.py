@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from slipstream.device_copy import to_device
 from slipstream.engine import segments
 from slipstream.engine.forward import Begun, DecodeState, Note, Prefill, PromptRows, Runner
 from slipstream.engine.kv_cache import KVCache, round_up
@@ -26,7 +27,6 @@ from slipstream.sampling.sampler import largest_of
 from slipstream.service_info import ModelInfo
 from slipstream.speculation.methods import Positions, check_positions
 from slipstream.speculation.protocol import TokenTree
-from slipstream.uploads import upload
 
 __all__ = ["Adapter", "DecodeState", "Prefill", "PromptPlan", "VideoGrid", "VideoLM"]
 
@@ -222,11 +222,11 @@ class VideoLM:
             position_ids, next_position = self._adapter.positions(plan, rows, positions)
             embeddings, *features = video_embeddings.split(self.info.hidden_size, dim=1)
             hidden = self._adapter.embed_prompt(plan, embeddings)
-            hidden = hidden.index_select(0, upload(rows, hidden.device))
+            hidden = hidden.index_select(0, to_device(rows, hidden.device))
             additions = Additions(plan.video_rows, tuple(features)).among(rows) if features else None
         cache = self.runner.new_cache(len(rows) + headroom + self.strict_width)  # the last step is filled up, too
         state = DecodeState(cache, num_prompt_tokens=len(rows), position_offset=next_position - len(rows))
-        prompt = Rows(cache, hidden, upload(position_ids, hidden.device), additions=additions)
+        prompt = Rows(cache, hidden, to_device(position_ids, hidden.device), additions=additions)
         return PromptRows(prompt, state, video, plan.num_text_tokens)
 
     def resume_prefill(self, plan: PromptPlan, cache: KVCache, *, observer: Observer | None = None) -> Prefill:
@@ -238,7 +238,7 @@ class VideoLM:
         assert cache.length == plan.text_start, "the cache ends where the text begins"
         positions, next_position = self._all_positions(plan)
         hidden = self.runner.embed(plan.token_ids[plan.text_start :])
-        rows = Rows(cache, hidden, upload(positions[..., plan.text_start :], hidden.device), observer=observer)
+        rows = Rows(cache, hidden, to_device(positions[..., plan.text_start :], hidden.device), observer=observer)
         forward = self.runner.start([rows])
         state = DecodeState(cache, num_prompt_tokens=plan.num_tokens, position_offset=next_position - plan.num_tokens)
         if observer is not None:
@@ -381,7 +381,7 @@ class VideoLM:
     def _tree_rows(self, state: DecodeState, tree: TokenTree) -> Rows:
         assert tree.num_cached <= state.num_tokens - state.num_prompt_tokens, "a tree's first nodes are in the cache"
         hidden = self.runner.embed(tree.new_token_ids)
-        depths = upload(torch.tensor(tree.depths[tree.num_cached :]), hidden.device)
+        depths = to_device(torch.tensor(tree.depths[tree.num_cached :]), hidden.device)
         return Rows(state.cache, hidden, self._on_all_axes(state.next_position - tree.num_cached + depths), tree=tree)
 
     def _all_positions(self, plan: PromptPlan) -> tuple[Tensor, int]:

@@ -27,9 +27,9 @@ from transformers.vision_utils import (
     get_vision_window_index,
 )
 
+from slipstream.device_copy import to_device
 from slipstream.engine.trial import MAX_ERROR, relative_error, tried
 from slipstream.logs import get_logger
-from slipstream.uploads import upload
 
 IMPLEMENTATION = "slipstream_flash"
 """Upstream hands over bounds, not single windows, to what has "flash" in its name."""
@@ -131,7 +131,7 @@ def _error(kernel: PackedKernel, device: torch.device, dtype: torch.dtype, num_h
 
 @lru_cache(maxsize=64)
 def _on_device(bounds: tuple[int, ...], device: torch.device) -> Tensor:
-    return upload(torch.tensor(bounds, dtype=torch.int32), device)
+    return to_device(torch.tensor(bounds, dtype=torch.int32), device)
 
 
 @lru_cache(maxsize=64)
@@ -141,7 +141,7 @@ def _windows(bounds: tuple[int, ...], device: torch.device) -> dict[int, Tensor]
     for first, end in itertools.pairwise(bounds):
         if end > first:
             by_length.setdefault(end - first, []).append(torch.arange(first, end))
-    return {length: upload(torch.cat(rows), device) for length, rows in by_length.items()}
+    return {length: to_device(torch.cat(rows), device) for length, rows in by_length.items()}
 
 
 def tower_inputs(tower: Any, grid: Tensor, device: torch.device) -> dict[str, Any]:
@@ -153,16 +153,16 @@ def tower_inputs(tower: Any, grid: Tensor, device: torch.device) -> dict[str, An
         device: the tower's.
     """
     merge_size = tower.spatial_merge_size
-    made: dict[str, Any] = {"position_ids": upload(get_vision_position_ids(grid, merge_size), device)}
+    made: dict[str, Any] = {"position_ids": to_device(get_vision_position_ids(grid, merge_size), device)}
     bounds = {"": get_vision_cu_seqlens(grid)}
     if hasattr(tower, "window_size"):
         index, bounds["window_"] = get_vision_window_index(grid, merge_size, tower.window_size, tower.patch_size)
-        made["window_index"] = upload(index, device)
+        made["window_index"] = to_device(index, device)
     if hasattr(tower, "num_grid_per_side"):
         how = {"mode": tower.interpolation_mode, "align_corners": tower.interpolation_align_corners}
         side, sized = tower.num_grid_per_side, {"spatial_merge_size": merge_size}
         taps = get_vision_interpolation_indices_and_weights(grid, side, **how, **sized)
-        made["interp_indices"], made["interp_weights"] = (upload(each, device) for each in taps)
+        made["interp_indices"], made["interp_weights"] = (to_device(each, device) for each in taps)
     for kind, each in bounds.items():
         made |= {f"cu_{kind}seqlens": each, f"max_{kind}seqlen": int(each.diff().max())}
     return {f"video_{name}": value for name, value in made.items()}

@@ -13,12 +13,12 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from slipstream.device_copy import to_device
 from slipstream.engine.forward import Decoder
 from slipstream.families.preprocess import FramePreprocessor
 from slipstream.families.prompts import inner_tokenizer
 from slipstream.frame_size import FrameSize
 from slipstream.speculation.methods import Positions
-from slipstream.uploads import upload
 
 # -- adapter ----------------------------------------------------------------------------------------------------------
 
@@ -176,8 +176,8 @@ def embedded(decoder: Decoder, plan: PromptPlan, video_embeddings: Tensor) -> Te
     """Input embeddings of a prompt with the video's in their places, [num_tokens, hidden]."""
     table = decoder.embed_tokens
     device = table.weight.device
-    hidden = cast(Tensor, table(upload(torch.tensor(plan.token_ids), device)))
-    hidden[upload(plan.video_rows, device)] = video_embeddings
+    hidden = cast(Tensor, table(to_device(torch.tensor(plan.token_ids), device)))
+    hidden[to_device(plan.video_rows, device)] = video_embeddings
     return hidden
 
 
@@ -208,7 +208,7 @@ class EqualFrames:
 
     def _values(self, pixels: Pixels) -> Tensor:
         """On the model's device, in its dtype."""
-        return upload(pixels.values.to(self._model.dtype), self._model.device)
+        return to_device(pixels.values.to(self._model.dtype), self._model.device)
 
 
 # From token ids back to text, all at once or token by token.

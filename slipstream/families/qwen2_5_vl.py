@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Qwen2_5_VLForConditionalGeneration
 
+from slipstream.device_copy import to_device
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder
 from slipstream.engine.video_lm import PromptPlan, VideoGrid
@@ -18,7 +19,6 @@ from slipstream.families.adapter import FrameFacts, Pixels, embedded
 from slipstream.families.preprocess import FRAMES_PER_CHUNK, PatchPreprocessor
 from slipstream.families.prompts import ChatTemplate
 from slipstream.speculation.methods import Positions
-from slipstream.uploads import upload
 
 USUAL_SIZE = (448, 448)
 """Height and width assumed where nobody has said how large the frames are."""
@@ -139,7 +139,7 @@ class Qwen2_5VL:
     def _features(self, pixels: Pixels) -> Any:
         """What upstream's tower says of pixels. Nothing in it waits for the device."""
         model, grid = self._model, torch.tensor([pixels.grid])
-        patches = upload(pixels.values.to(model.dtype), model.device)
+        patches = to_device(pixels.values.to(model.dtype), model.device)
         return model.get_video_features(patches, grid, **tower_inputs(model.model.visual, grid, model.device))
 
     def _num_tokens(self, patches: tuple[int, int, int]) -> int:

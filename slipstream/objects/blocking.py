@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import IO, BinaryIO, TextIO
 
 from slipstream.errors import InvalidRequest, ObjectNotFound
-from slipstream.objects.store import ObjectFacts, ObjectStore, ObjectUrl, changed, is_remote_object, path_at, told
+from slipstream.objects.store import (
+    ObjectFacts,
+    ObjectStore,
+    ObjectUrl,
+    changed,
+    is_remote_object,
+    path_at,
+    store_errors_translated,
+)
 
 READ_BYTES = 4 * 1024**2
 """Of one request."""
@@ -30,14 +38,14 @@ class BlockingStore(ObjectStore):
 
     def facts_now(self, url: ObjectUrl) -> ObjectFacts:
         """See `ObjectStore.facts`."""
-        with told(url, self.whose):
+        with store_errors_translated(url, self.whose):
             found = self._calls.head(self._store, url.key)
         return ObjectFacts(url, found["size"], found.get("e_tag") or "")
 
     def read_now(self, facts: ObjectFacts, start: int, end: int) -> bytes:
         """See `ObjectStore.read`."""
         asked = {"range": (start, end)} | ({"if_match": facts.etag} if facts.etag else {})
-        with told(facts.url, self.whose):
+        with store_errors_translated(facts.url, self.whose):
             answer = self._calls.get(self._store, facts.url.key, options=asked)
             data = bytes(answer.bytes())
         if len(data) != end - start or (answer.meta.get("e_tag") or "") != facts.etag:  # of a store that checks nothing
@@ -46,17 +54,17 @@ class BlockingStore(ObjectStore):
 
     def put(self, url: ObjectUrl, content: IO[bytes]) -> None:
         """Writes the object, over one that is there: whoever reads it has either, never a part."""
-        with told(url, self.whose):
+        with store_errors_translated(url, self.whose):
             self._calls.put(self._store, url.key, content)
 
     def remove(self, url: ObjectUrl) -> None:
         """An object that is not there is as good as removed."""
-        with suppress(ObjectNotFound), told(url, self.whose):
+        with suppress(ObjectNotFound), store_errors_translated(url, self.whose):
             self._calls.delete(self._store, url.key)
 
     def facts_below(self, prefix: ObjectUrl) -> Iterator[ObjectFacts]:
         """Of the objects in a folder, in the store's order, page by page; none of them is asked for itself."""
-        with told(prefix, self.whose):
+        with store_errors_translated(prefix, self.whose):
             for some in self._calls.list(self._store, prefix=prefix.key or None):
                 for found in some:
                     yield ObjectFacts(ObjectUrl(self.root, found["path"]), found["size"], found.get("e_tag") or "")

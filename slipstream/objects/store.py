@@ -140,7 +140,7 @@ class ObjectStore:
 
     async def facts(self, url: ObjectUrl) -> ObjectFacts:
         """Raises `ObjectNotFound`, `PermissionDenied` or `ObjectUnavailable`, like all calls."""
-        with told(url, self.whose):
+        with store_errors_translated(url, self.whose):
             found = await self._calls.head_async(self._store, url.key)
         return ObjectFacts(url, found["size"], found.get("e_tag") or "")
 
@@ -151,7 +151,7 @@ class ObjectStore:
         if start >= end:
             return b""
         asked: dict[str, Any] = {"range": (start, end)} | ({"if_match": facts.etag} if facts.etag else {})
-        with told(facts.url, self.whose):
+        with store_errors_translated(facts.url, self.whose):
             answer = await self._calls.get_async(self._store, facts.url.key, options=asked)
             data = bytes(await answer.bytes_async())
         if len(data) != end - start or (answer.meta.get("e_tag") or "") != facts.etag:  # of a store that checks nothing
@@ -162,7 +162,7 @@ class ObjectStore:
         """Writes an object that is not there yet, whole or not at all (If-None-Match: *). False: there was one, and it
         is as it was."""
         try:
-            with told(url, self.whose):
+            with store_errors_translated(url, self.whose):
                 await self._calls.put_async(self._store, url.key, data, mode="create")
         except _AlreadyThere:
             return False
@@ -170,14 +170,14 @@ class ObjectStore:
 
     async def listed(self, prefix: ObjectUrl) -> AsyncIterator[ObjectFacts]:
         """The objects below a folder, in the store's order."""
-        with told(prefix, self.whose):
+        with store_errors_translated(prefix, self.whose):
             async for some in self._calls.list(self._store, prefix=prefix.key or None):
                 for found in some:
                     yield ObjectFacts(ObjectUrl(self.root, found["path"]), found["size"], found.get("e_tag") or "")
 
     async def delete(self, url: ObjectUrl) -> None:
         """An object that is not there is as good as deleted."""
-        with contextlib.suppress(ObjectNotFound), told(url, self.whose):
+        with contextlib.suppress(ObjectNotFound), store_errors_translated(url, self.whose):
             await self._calls.delete_async(self._store, url.key)
 
 
@@ -199,7 +199,7 @@ class _AlreadyThere(SlipstreamError):
 
 
 @contextlib.contextmanager
-def told(url: ObjectUrl, whose: str) -> Iterator[None]:
+def store_errors_translated(url: ObjectUrl, whose: str) -> Iterator[None]:
     """The library's errors in our words. `whose` credentials they are."""
     from obstore import exceptions as theirs
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from slipstream.errors import InvalidRequest
-from slipstream.speculation.methods import LOSSY_SPECS, Lossy, Rank
+from slipstream.speculation.methods import LOSSY_SPECS, Lossy, LossyRank
 
 _BISECTIONS = 60
 _BLOCK_TOKENS = 1024
@@ -34,7 +34,7 @@ class DropStage:
 class Schedule:
     """What a lossy method does to one prompt."""
 
-    rank: Rank
+    rank: LossyRank
     stages: tuple[DropStage, ...]
     """In the layers' order; empty where all is kept."""
 
@@ -87,7 +87,7 @@ def _places(method: str, num_layers: int) -> tuple[int, ...]:
     otherwise; the last layer is none of them."""
     spec = LOSSY_SPECS[method]
     places = spec.drops_after(num_layers)
-    if spec.rank is Rank.REDUNDANCY:
+    if spec.rank is LossyRank.REDUNDANCY:
         return places
     return tuple(sorted({min(max(place, 1), max(num_layers - 1, 1)) for place in places}))
 

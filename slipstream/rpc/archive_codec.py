@@ -181,12 +181,6 @@ def read_job(message: archive_pb2.Job) -> Job:
     )
 
 
-def job_page_message(page: JobPage) -> archive_pb2.ListJobsResponse:
-    """A page of jobs, for the wire."""
-    jobs = [job_message(job) for job in page.jobs]
-    return archive_pb2.ListJobsResponse(jobs=jobs, next_page_token=page.next_page_token)
-
-
 def read_job_page(message: archive_pb2.ListJobsResponse) -> JobPage:
     """A page of jobs."""
     return JobPage([read_job(job) for job in message.jobs], message.next_page_token)

@@ -16,7 +16,7 @@ from decimal import Decimal, localcontext
 import torch
 from torch import Tensor
 
-from slipstream.uploads import upload
+from slipstream.device_copy import to_device
 
 # -- noise ------------------------------------------------------------------------------------------------------------
 
@@ -51,7 +51,7 @@ def position_key(seed: int, stream: Stream, position: int) -> int:
 
 def key_tensor(keys: Iterable[int], device: torch.device) -> Tensor:
     """Keys as int64 [n]: the same bits, read as signed."""
-    return upload(torch.tensor([_signed(key) for key in keys], dtype=torch.int64), device)
+    return to_device(torch.tensor([_signed(key) for key in keys], dtype=torch.int64), device)
 
 
 def uniform(key: int) -> float:

@@ -36,12 +36,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.device_copy import to_device
 from slipstream.errors import SlipstreamError
 from slipstream.sampling.noise import Races, Stream, position_key, uniform
 from slipstream.sampling.params import Proposal, SamplingParams
 from slipstream.speculation.hints.tolerance import Rating
 from slipstream.speculation.protocol import accept_greedy
-from slipstream.uploads import upload
 
 # -- warp -------------------------------------------------------------------------------------------------------------
 
@@ -78,7 +78,7 @@ class Warp:
         for index, token in enumerate(window[: len(logits) - 1]):
             first_rows.setdefault(token, index + 1)
         told = torch.tensor([list(first_rows), list(first_rows.values())], dtype=torch.int64)
-        columns, since = upload(told, logits.device)
+        columns, since = to_device(told, logits.device)
         scores = logits[:, columns]
         rows = torch.arange(len(logits), device=logits.device)[:, None]
         penalties = torch.where(scores < 0, scores * penalty, scores / penalty)
@@ -206,7 +206,7 @@ class TargetSampler:
         (own_token,) = self._warp.likeliest(logits, committed)
         _check_finite(own_token > NO_TOKEN)
         log_ps = self._warp.penalised(logits, committed)[0].to(torch.float64).log_softmax(dim=-1)
-        own, *others = log_ps[upload(torch.tensor([own_token, *candidates]), log_ps.device)].tolist()
+        own, *others = log_ps[to_device(torch.tensor([own_token, *candidates]), log_ps.device)].tolist()
         return Rating(own_token, own, others)
 
     def _decide(
@@ -228,7 +228,7 @@ class TargetSampler:
         self, target: Tensor, position: int, window: Sequence[int], proposals: Sequence[Proposal]
     ) -> Iterator[int]:
         """Accept tests of ParallelVLM, section 2.2. A token that is not accepted is never yielded in its own place."""
-        drawn = upload(torch.tensor(window[: len(target)], dtype=torch.int64), target.device)
+        drawn = to_device(torch.tensor(window[: len(target)], dtype=torch.int64), target.device)
         drawn_p = target[: len(drawn)].gather(1, drawn[:, None]).flatten().tolist()  # one wait for a GPU
         for row, row_probabilities in enumerate(target):
             proposal = proposals[row] if row < min(len(window), len(proposals)) else None
@@ -344,7 +344,7 @@ def residual(target: Tensor, draft: Tensor) -> Tensor:
 
     Where rounding leaves nothing, p and q are equal, and p itself is returned.
     """
-    rest = (target - upload(draft, target.device)).clamp_(min=0.0)
+    rest = (target - to_device(draft, target.device)).clamp_(min=0.0)
     return rest if bool((rest > 0).any()) else target
 
 

@@ -141,7 +141,7 @@ class DraftLines(ABC):
             raise DraftFault(f"the draft wrote past {self._place} {reach.write_until}", FaultKind.ORDER)
         if any(not 0 <= token < vocab_size for token in token_ids):
             raise DraftFault(f"the draft wrote a token id outside the vocabulary of {vocab_size}")
-        self._note(epoch, self._rest(reach, length))
+        self._note(epoch, self._reach_after(reach, length))
         return epoch == self.epoch
 
     @property
@@ -179,7 +179,7 @@ class DraftLines(ABC):
     def _check(self, token_ids: Sequence[int], parents: Sequence[int], reach: Reach) -> int:
         """How many output positions a message covers. Raises `DraftFault` for one of the wrong shape."""
 
-    def _rest(self, reach: Reach, length: int) -> Reach:
+    def _reach_after(self, reach: Reach, length: int) -> Reach:
         """What may come of a line once a message of so many positions did."""
         return Reach(reach.next_position + length, reach.write_until)
 
@@ -337,7 +337,7 @@ class TreeLine(DraftLines):
         except ValueError as error:
             raise DraftFault(f"the draft wrote no tree: {error}") from None
 
-    def _rest(self, reach: Reach, length: int) -> Reach:
+    def _reach_after(self, reach: Reach, length: int) -> Reach:
         """A tree comes whole, however deep it is."""
         return Reach(reach.write_until, reach.write_until)
 

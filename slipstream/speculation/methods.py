@@ -94,7 +94,7 @@ ATTENTION_PRUNERS = tuple(spec.name for spec in _PRUNERS if spec.score is not No
 # -- lossy baselines --------------------------------------------------------------------------------------------------
 
 
-class Rank(StrEnum):
+class LossyRank(StrEnum):
     """What decides which video tokens a lossy baseline keeps."""
 
     LAST_TEXT = "last_text"
@@ -109,15 +109,15 @@ class Rank(StrEnum):
 class LossySpec:
     """A lossy baseline: what ranks the video tokens, and after how many of n layers it drops some."""
 
-    rank: Rank
+    rank: LossyRank
     drops_after: Callable[[int], tuple[int, ...]]
 
 
 LOSSY_SPECS = {
-    "fastv": LossySpec(Rank.LAST_TEXT, lambda num_layers: (2,)),
-    "pyramiddrop": LossySpec(Rank.LAST_TEXT, lambda num_layers: _shares(num_layers, (1, 2, 3), 4)),
-    "sparsevlm": LossySpec(Rank.RATERS, lambda num_layers: _shares(num_layers, (2, 6, 15), 32)),
-    "dycoke": LossySpec(Rank.REDUNDANCY, lambda num_layers: (0,)),
+    "fastv": LossySpec(LossyRank.LAST_TEXT, lambda num_layers: (2,)),
+    "pyramiddrop": LossySpec(LossyRank.LAST_TEXT, lambda num_layers: _shares(num_layers, (1, 2, 3), 4)),
+    "sparsevlm": LossySpec(LossyRank.RATERS, lambda num_layers: _shares(num_layers, (2, 6, 15), 32)),
+    "dycoke": LossySpec(LossyRank.REDUNDANCY, lambda num_layers: (0,)),
 }
 LOSSY_METHODS = tuple(LOSSY_SPECS)
 

@@ -23,8 +23,8 @@ from slipstream.speculation.protocol import (
     JoinPoint,
     JudgeWindow,
     MoveLine,
-    Passes,
     PassKind,
+    PassRequest,
     RestartLine,
     Verdict,
 )
@@ -53,7 +53,7 @@ class UndraftedPasses:
     self_draft: int
     """Above 0: the target drafts so many tokens for each of its passes itself."""
 
-    def ask(self, passes: Passes, phase: DraftPhase) -> int:
+    def ask(self, passes: PassRequest, phase: DraftPhase) -> int:
         """Notes the next request, over no window; the result is how many passes it is for."""
         num_passes = self._num_plain_passes(phase)
         passes.ask((), self.self_draft, PassKind.SELF if self.self_draft else PassKind.PLAIN, num_passes)
@@ -74,8 +74,6 @@ class UndraftedPasses:
 
 
 # -- pipeline ---------------------------------------------------------------------------------------------------------
-
-__all__ = ["UNDRAFTED_PASSES", "AdvanceLine", "DraftPhase", "JoinPoint", "Pipeline", "RestartLine"]
 
 MAX_DEBT = 2
 """A line that writes ahead and is this many tokens behind the target is restarted after them instead of catching up one
@@ -119,7 +117,7 @@ class Pipeline:
         self.num_judged = 0
         self.num_accepted = 0
         self._line = _new_line(shape, growth or GROWTHS.get(shape), costs, max_window)
-        self._passes = Passes()
+        self._passes = PassRequest()
         self._undrafted = UndraftedPasses(costs, gate, undrafted_passes, self_draft or hint_depth)
         self._hint_depth = hint_depth
         self._hints_lead = False
@@ -222,7 +220,7 @@ class Pipeline:
     def on_target_lost(self) -> list[Action]:
         """The target is gone, with the window that it judged, and the next one begins: its first verdict, like that of
         the first, is about what follows the committed text. The draft is to be let go and may join again."""
-        self._passes = Passes()
+        self._passes = PassRequest()
         return self.on_draft_lost()
 
     def on_hold_expired(self) -> list[Action]:

@@ -330,7 +330,7 @@ class PassKind(enum.Enum):
     """The target drafts every window itself."""
 
 
-class Passes:
+class PassRequest:
     """The passes of one request to the target. At first that is the prefill, which answers like a plain pass."""
 
     def __init__(self) -> None:

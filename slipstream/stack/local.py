@@ -236,8 +236,6 @@ PROGRESS_S = 15.0
 REDIS_VARIABLE = "SLIPSTREAM_GATEWAY_REDIS"
 """Not a flag: a URL may hold a password, and command lines are public."""
 
-__all__ = ["Stack", "StackOptions", "gateway_address"]
-
 
 class Stack:
     """A running local stack, as an async context manager: entered when all services are ready, left when all ended.

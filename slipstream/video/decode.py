@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from slipstream.errors import InvalidRequest, LimitExceeded, UnreadableVideo
 from slipstream.frame_size import ANY_SIZE, FrameSize, fit
 from slipstream.video.container import (
-    DecodeCancelled,
     OpenVideo,
     Source,
     Watch,
@@ -39,7 +38,6 @@ from slipstream.video.frame_times import (
 )
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.packet_times import read_packet_times
-from slipstream.video.paths import open_video_path
 from slipstream.video.pictures import HDR_PIXELS, HDR_TRANSFERS, orientation, shown_size, to_sdr, upper_field
 from slipstream.video.ranged_reader import RangedReader
 
@@ -166,8 +164,6 @@ def _resized(frame: VideoFrame, size: tuple[int, int], pixel_format: str) -> NDA
     return np.asarray(frame.to_ndarray(format=pixel_format, threads=1))
 
 
-# -- decode -----------------------------------------------------------------------------------------------------------
-
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 # Decodes planned runs of packets into timed frames.
@@ -246,8 +242,6 @@ def _timed(
 
 
 # -- decode -----------------------------------------------------------------------------------------------------------
-
-__all__ = ["DecodeCancelled", "DecodeLimits", "SampledVideo", "open_video_path", "sample_video"]
 
 _DURATION_SLACK_S = 0.3
 """Sound often outlasts the pictures by less than this."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.archive.audits import SUMMARY, Verdict, check_digests, claim_of, compare, replay_item
+from slipstream.archive.audits import SUMMARY, AuditOutcome, check_digests, claim_of, compare, replay_item
 from slipstream.options import CaptionOptions
 
 TARGET = {"revision": "r", "dtype": "float32"}
@@ -22,7 +22,7 @@ def record(*segments: dict[str, Any], summary: str | None = None, **options: Any
     return whole | ({} if summary is None else {"summary": answer(summary)})
 
 
-def verdicts(made: dict[str, Any], again: dict[str, Any]) -> dict[str, Verdict]:
+def verdicts(made: dict[str, Any], again: dict[str, Any]) -> dict[str, AuditOutcome]:
     claim = claim_of(made)
     assert claim is not None
     return {finding.where: finding.verdict for finding in compare(claim, again)}
@@ -31,7 +31,8 @@ def verdicts(made: dict[str, Any], again: dict[str, Any]) -> dict[str, Verdict]:
 def test_every_answer_and_the_summary_are_compared() -> None:
     made = record(answer("x", answers=[answer("x"), answer("y")]), summary="z")
     again = record(answer("x", answers=[answer("x"), answer("other")]), summary="z")
-    found = {"segment 0": Verdict.SAME, "segment 0, prompt 2": Verdict.DIFFERS, "the summary": Verdict.SAME}
+    same, differs = AuditOutcome.SAME, AuditOutcome.DIFFERS
+    found = {"segment 0": same, "segment 0, prompt 2": differs, "the summary": same}
     assert verdicts(made, again) == found
 
 
@@ -39,7 +40,7 @@ def test_every_answer_and_the_summary_are_compared() -> None:
 def test_what_was_spared_need_not_be_said_again_and_neither_what_was_made_of_it(spared: dict[str, Any]) -> None:
     made = record(answer("x"), answer("x", **spared), summary="z")
     again = record(answer("x"), answer("another"), summary="another")
-    assert verdicts(made, again) == {"segment 0": Verdict.SAME, "segment 1": Verdict.SKIPPED}
+    assert verdicts(made, again) == {"segment 0": AuditOutcome.SAME, "segment 1": AuditOutcome.SKIPPED}
 
 
 def test_a_replay_spares_nothing() -> None:
@@ -69,4 +70,4 @@ def test_a_replay_asks_for_a_digest_where_there_is_one(identity: str, asked: str
 def test_an_object_that_is_another_one_now_confirms_nothing() -> None:
     again = record(answer("x"))
     again["receipt"]["video_sha256"] = "object-of-today"
-    assert verdicts(record(answer("x")), again) == {"": Verdict.FAILED}
+    assert verdicts(record(answer("x")), again) == {"": AuditOutcome.FAILED}

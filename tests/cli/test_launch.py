@@ -12,7 +12,8 @@ from slipstream.cli import up
 from slipstream.cli.app import app
 from slipstream.cli.up import limit_flags, queue_options
 from slipstream.errors import InvalidConfig, ModelNotUsable
-from slipstream.stack.local import POCKET_DIR, POCKET_READER, StackOptions, check_options, gateway_address, service_argv
+from slipstream.stack.addresses import gateway_address
+from slipstream.stack.local import POCKET_DIR, POCKET_READER, StackOptions, check_options, service_argv
 from slipstream.stack.process import RunFolder
 
 ADDRESSES = {"target": "unix:/t", "draft": "unix:/d", "gateway": "127.0.0.1:5"}

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from slipstream.archive.audits import Verdict
+from slipstream.archive.audits import AuditOutcome
 from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPart
 from slipstream.archive.quality import COUNTED_MARKS, words_of
 from slipstream.archive.queue import BatchState, Priority
@@ -98,7 +98,7 @@ async def ended(client: ArchiveClient, batch_id: str) -> Batch:
 async def test_sound_results_are_confirmed(archived: Archived) -> None:
     done = await archived.audit(await archived.records())
     assert done.has_passed and (done.num_results, done.num_replayed) == (4, 4)
-    assert done.count(Verdict.SAME) == len(done.findings) == 3 + SEGMENTS
+    assert done.count(AuditOutcome.SAME) == len(done.findings) == 3 + SEGMENTS
 
 
 async def test_of_a_small_share_one_is_made_again(archived: Archived) -> None:
@@ -112,8 +112,8 @@ async def test_an_altered_text_is_found_by_its_receipt_without_being_replayed(ar
         changed = record["parts"][1] if "parts" in record else record
         changed["text"] += "!"
     done = await archived.audit(records, share=1e-9)
-    assert not done.has_passed and done.count(Verdict.ALTERED) == 4
-    assert {one.where for one in done.findings if one.verdict is Verdict.ALTERED} == {"", "segment 1"}
+    assert not done.has_passed and done.count(AuditOutcome.ALTERED) == 4
+    assert {one.where for one in done.findings if one.verdict is AuditOutcome.ALTERED} == {"", "segment 1"}
 
 
 async def test_a_text_that_was_altered_with_its_receipt_is_found_by_its_replay(archived: Archived) -> None:
@@ -121,8 +121,8 @@ async def test_a_text_that_was_altered_with_its_receipt_is_found_by_its_replay(a
     forge(records[0], "another text")
     forge(records[3]["parts"][2], "another segment")
     done = await archived.audit(records)
-    assert not done.has_passed and (done.count(Verdict.ALTERED), done.count(Verdict.DIFFERS)) == (0, 2)
-    differing = {(one.custom_id, one.where): one for one in done.findings if one.verdict is Verdict.DIFFERS}
+    assert not done.has_passed and (done.count(AuditOutcome.ALTERED), done.count(AuditOutcome.DIFFERS)) == (0, 2)
+    differing = {(one.custom_id, one.where): one for one in done.findings if one.verdict is AuditOutcome.DIFFERS}
     assert set(differing) == {("0.mp4", ""), ("film.mkv", "segment 2")}
     assert differing["0.mp4", ""].text == "another text" and differing["0.mp4", ""].plain
 
@@ -132,8 +132,8 @@ async def test_a_result_that_was_altered_in_the_queue_is_found(archived: Archive
     (job, *_) = [job async for job in archived.client.jobs("mine")]
     async with planted_text(archived.redis_url, job.job_id, "planted"):
         done = await archived.audit(await archived.records())
-    (found,) = [one for one in done.findings if one.verdict is not Verdict.SAME]
-    assert (found.custom_id, found.verdict, found.text) == (job.custom_id, Verdict.DIFFERS, "planted")
+    (found,) = [one for one in done.findings if one.verdict is not AuditOutcome.SAME]
+    assert (found.custom_id, found.verdict, found.text) == (job.custom_id, AuditOutcome.DIFFERS, "planted")
 
 
 async def test_what_cannot_be_made_again_is_told_and_does_not_pass(archived: Archived) -> None:
@@ -146,7 +146,8 @@ async def test_what_cannot_be_made_again_is_told_and_does_not_pass(archived: Arc
     done = await archived.audit(records)
     verdicts = {one.custom_id: (one.verdict, one.reason) for one in done.findings}
     assert not done.has_passed
-    assert [verdicts[record["custom_id"]][0] for record in records] == [Verdict.FAILED] * 2 + [Verdict.SKIPPED] * 2
+    found = [verdicts[record["custom_id"]][0] for record in records]
+    assert found == [AuditOutcome.FAILED] * 2 + [AuditOutcome.SKIPPED] * 2
     assert "changes the text" in verdicts[lossy["custom_id"]][1] and "cdcd" in verdicts[another["custom_id"]][1]
     with pytest.raises(InvalidRequest, match="no result to audit"):
         await archived.audit([{"custom_id": "failed", "text": None}])

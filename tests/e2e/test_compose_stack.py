@@ -25,7 +25,7 @@ from bench.faults.batches import archive_of, list_jobs, submit
 from slipstream import AsyncCaptioner, connect_async
 from slipstream.archive.messages import BatchItem, JobCounts
 from slipstream.errors import SlipstreamError
-from slipstream.stack.local import gateway_address
+from slipstream.stack.addresses import gateway_address
 from tests.support.fuzzing import report_findings
 
 PROJECT, SERVICES, MOUNT = "slipstream-check", ("redis", "target", "draft", "gateway"), "/videos"

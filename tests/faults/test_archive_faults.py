@@ -14,7 +14,7 @@ from slipstream.archive.queue import JobState
 from slipstream.client.batch_handles import AsyncBatchHandle
 from slipstream.errors import ServiceUnavailable
 from slipstream.rpc.calls import open_channel
-from slipstream.stack.local import gateway_address
+from slipstream.stack.addresses import gateway_address
 from slipstream.stack.redis_server import EmbeddedServer
 from tests.faults.conftest import FragileStack
 from tests.support.archive_client import archive_at, jobs_of

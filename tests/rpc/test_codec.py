@@ -29,7 +29,7 @@ from slipstream.sampling.params import RULES, Proposal, SamplingDefaults, Sampli
 from slipstream.service_info import ModelInfo
 from slipstream.session_messages import DraftStart, DraftTokens, TargetStart
 from slipstream.speculation.methods import LOSSY_METHODS, GuidanceKind, Lossy
-from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
+from slipstream.speculation.protocol import AdvanceLine, JoinPoint, RestartLine
 
 uint32 = st.integers(0, 2**32 - 1)
 token_ids = st.lists(uint32, max_size=40).map(tuple)

@@ -18,7 +18,7 @@ from slipstream.rpc.guards import AnswerErrors
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.session_messages import DraftStart, TargetStart
 from slipstream.speculation.methods import Score
-from slipstream.speculation.pipeline import JoinPoint
+from slipstream.speculation.protocol import JoinPoint
 
 TIMEOUT_S = 120.0
 PROMPT = "Describe the video."

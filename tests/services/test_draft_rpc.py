@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from slipstream.rpc.calls import open_channel
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2_grpc
-from slipstream.speculation.pipeline import JoinPoint
+from slipstream.speculation.protocol import JoinPoint
 from slipstream.stack.local import Stack
 from tests.services.model_sessions import (
     LONG_PROMPT,

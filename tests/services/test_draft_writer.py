@@ -23,7 +23,7 @@ from slipstream.errors import LimitExceeded, Overloaded, ProtocolViolation
 from slipstream.messages import Frames
 from slipstream.sampling.params import SamplingParams
 from slipstream.session_messages import DraftStart
-from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
+from slipstream.speculation.protocol import AdvanceLine, JoinPoint, RestartLine
 from tests.services.model_sessions import some_frames
 from tests.support.held_memory import no_collection
 from tests.support.tiny_checkpoint import write_tiny_llava

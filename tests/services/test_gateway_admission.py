@@ -17,7 +17,8 @@ from slipstream.rpc.calls import open_channel, token_metadata
 from slipstream.rpc.probe import probe
 from slipstream.rpc.security import new_token
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
-from slipstream.stack.local import Stack, gateway_address
+from slipstream.stack.addresses import gateway_address
+from slipstream.stack.local import Stack
 from tests.support.gateway_client import caption, options_message, refusal, upload_messages
 from tests.support.processes import eventually, logged, running
 from tests.support.world import NUM_FRAMES, PROMPT, World

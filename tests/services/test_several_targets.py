@@ -10,7 +10,8 @@ import pytest
 
 from slipstream.rpc.calls import open_channel
 from slipstream.rpc.v1 import gateway_pb2_grpc
-from slipstream.stack.local import Stack, gateway_address
+from slipstream.stack.addresses import gateway_address
+from slipstream.stack.local import Stack
 from tests.support.gateway_client import caption, has_draft, options_message, upload_messages
 from tests.support.processes import all_running, eventually, logged, model_flags, running
 from tests.support.world import NUM_FRAMES, PROMPT, World

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.stack.local import Stack, gateway_address
+from slipstream.stack.addresses import gateway_address
+from slipstream.stack.local import Stack
 from tests.support.processes import failed_start, running
 from tests.support.world import World
 

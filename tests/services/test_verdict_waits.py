@@ -188,7 +188,7 @@ def test_what_a_verdict_brings_to_the_device_is_not_waited_for(rule: str, monkey
     params, most = SAMPLING[rule]
     brought: list[torch.Size] = []
 
-    def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         brought.append(tensor.shape)
         return tensor
 
@@ -208,7 +208,7 @@ def test_what_a_verdict_brings_to_the_device_is_not_waited_for(rule: str, monkey
     sampler = TargetSampler(params, (5, 6), width)
     expected = sampler.judge(logits, (7,), window, proposals)
     for module in (sampler_module, noise):
-        monkeypatch.setattr(module, "upload", upload)
+        monkeypatch.setattr(module, "to_device", to_device)
     monkeypatch.setattr(torch, "tensor", tensor)
     monkeypatch.setattr(torch.Tensor, "to", to)
     assert sampler.judge(logits, (7,), window, proposals) == expected

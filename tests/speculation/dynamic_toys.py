@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipstream.speculation.gate import Gate
-from slipstream.speculation.lines import MAX_NODES
+from slipstream.speculation.lines import MAX_NODES, DraftPhase
 from slipstream.speculation.methods import Shape
 from slipstream.speculation.pacing import Policy
-from slipstream.speculation.pipeline import DraftPhase, Pipeline
+from slipstream.speculation.pipeline import Pipeline
 from slipstream.speculation.protocol import (
     ROOT,
     Action,

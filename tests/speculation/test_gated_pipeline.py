@@ -6,8 +6,9 @@ from collections import Counter
 import pytest
 
 from slipstream.speculation.gate import FIRST_REST, RECONSIDER, Gate
+from slipstream.speculation.lines import DraftPhase
 from slipstream.speculation.pacing import CostModel, Fixed, SelfClocked
-from slipstream.speculation.pipeline import UNDRAFTED_PASSES, DraftPhase, Pipeline
+from slipstream.speculation.pipeline import UNDRAFTED_PASSES, Pipeline
 from slipstream.speculation.protocol import Commit, Finish, FinishReason, JudgeWindow, RestartLine, Verdict
 from tests.speculation.toys import Always, Stage, measured_costs, new_stage
 

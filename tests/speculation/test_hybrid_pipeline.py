@@ -14,9 +14,10 @@ from slipstream.speculation.gate import Gate
 from slipstream.speculation.hints.draft_tree import Candidate, TreeLimits, grow_tree
 from slipstream.speculation.hints.index import HintIndex
 from slipstream.speculation.hints.strategies import LineRecord, Resynchronising
+from slipstream.speculation.lines import DraftPhase
 from slipstream.speculation.methods import HINT_DEPTH, get_method
 from slipstream.speculation.pacing import CostModel, Policy, SelfClocked
-from slipstream.speculation.pipeline import DraftPhase, Pipeline
+from slipstream.speculation.pipeline import Pipeline
 from slipstream.speculation.protocol import (
     Action,
     Commit,

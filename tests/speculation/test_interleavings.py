@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from slipstream.errors import DraftFault, ProtocolViolation
+from slipstream.speculation.lines import DraftPhase
 from slipstream.speculation.pacing import Fixed, SelfClocked, Sequential
-from slipstream.speculation.pipeline import DraftPhase
 from slipstream.speculation.protocol import Verdict
 from tests.speculation.toys import Always, Message, Stage, measured_costs, new_stage
 

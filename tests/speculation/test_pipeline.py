@@ -6,8 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from slipstream.errors import DraftFault, ProtocolViolation
+from slipstream.speculation.lines import DraftPhase
 from slipstream.speculation.pacing import CostModel, Fixed, Policy, SelfClocked, Sequential
-from slipstream.speculation.pipeline import UNDRAFTED_PASSES, DraftPhase, Pipeline
+from slipstream.speculation.pipeline import UNDRAFTED_PASSES, Pipeline
 from slipstream.speculation.protocol import AdvanceLine, Commit, Finish, FinishReason, JudgeWindow, RestartLine, Verdict
 from tests.speculation.toys import Always, Stage, measured_costs, new_stage
 from tests.support.variants import one_in

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from slipstream.speculation.lines import DraftPhase
 from slipstream.speculation.pacing import Sequential
-from slipstream.speculation.pipeline import DraftPhase
 from slipstream.speculation.protocol import JudgeWindow, RestartLine, judge_window
 from tests.speculation.toys import Stage, measured_costs, new_stage
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from slipstream.errors import DraftFault
+from slipstream.speculation.lines import DraftPhase
 from slipstream.speculation.methods import Shape
 from slipstream.speculation.pacing import Sequential
-from slipstream.speculation.pipeline import DraftPhase, Pipeline
+from slipstream.speculation.pipeline import Pipeline
 from slipstream.speculation.protocol import (
     Action,
     Commit,

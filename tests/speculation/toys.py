@@ -10,8 +10,9 @@ from typing import ClassVar
 
 from slipstream.speculation.company import ALONE, Company
 from slipstream.speculation.gate import Gate
+from slipstream.speculation.lines import DraftPhase
 from slipstream.speculation.pacing import CostModel, DecayedMean, Moment, Policy, WindowCosts, WindowPlan
-from slipstream.speculation.pipeline import MAX_DEBT, DraftPhase, Pipeline
+from slipstream.speculation.pipeline import MAX_DEBT, Pipeline
 from slipstream.speculation.protocol import (
     Action,
     AdvanceLine,

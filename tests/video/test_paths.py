@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.errors import InvalidRequest, VideoNotFound
-from slipstream.video.decode import open_video_path
+from slipstream.video.paths import open_video_path
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from slipstream.archive.audits import Finding, Verdict, sampled_share
+from slipstream.archive.audits import AuditOutcome, Finding, sampled_share
 from slipstream.archive.queue import JobState
 from slipstream.cli.archive.asking import GatewayOption, JsonOption
 from slipstream.cli.archive.batch_view import choose_view
@@ -66,7 +66,7 @@ def audit_command(
 
     done = run_async(run())
     for finding in done.findings:
-        if finding.verdict is not Verdict.SAME:
+        if finding.verdict is not AuditOutcome.SAME:
             typer.echo(json.dumps(asdict(finding)) if as_json else _line(finding))
     summary = _summary(done, chosen)
     typer.echo(json.dumps(summary) if as_json else _summary_line(summary))
@@ -93,7 +93,7 @@ async def _records_in(export: str) -> AsyncGenerator[Record, None]:
 
 def _summary(done: Audit, seed: int) -> dict[str, Any]:
     texts = Counter(str(finding.verdict) for finding in done.findings)
-    counts = {str(verdict): texts[verdict] for verdict in Verdict}
+    counts = {str(verdict): texts[verdict] for verdict in AuditOutcome}
     return {
         "results": done.num_results,
         "replayed": done.num_replayed,
@@ -104,7 +104,7 @@ def _summary(done: Audit, seed: int) -> dict[str, Any]:
 
 
 def _summary_line(summary: dict[str, Any]) -> str:
-    texts = ", ".join(f"{summary[verdict]:,} {verdict}" for verdict in Verdict if summary[verdict])
+    texts = ", ".join(f"{summary[verdict]:,} {verdict}" for verdict in AuditOutcome if summary[verdict])
     word = "passed" if summary["passed"] else "NOT confirmed"
     return (
         f"{word}: {summary['results']:,} results held against their receipts, {summary['replayed']:,} of them made"
@@ -115,7 +115,7 @@ def _summary_line(summary: dict[str, Any]) -> str:
 def _line(finding: Finding) -> str:
     where = f" {finding.where}" if finding.where else ""
     line = f"{finding.verdict} {printable(finding.custom_id)}{where}: {printable(finding.reason)}"
-    if finding.verdict is Verdict.DIFFERS:
+    if finding.verdict is AuditOutcome.DIFFERS:
         line += f"\n  kept:  {_shown(finding.text)}\n  plain: {_shown(finding.plain)}"
     return line
 

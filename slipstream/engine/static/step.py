@@ -18,7 +18,7 @@ from slipstream.engine.fused_layers import on_axes
 from slipstream.engine.segments import PassRows
 from slipstream.engine.static.accord import Accord
 from slipstream.engine.static.pool import NUM_SCRATCH_ROWS, Extent, KVPool
-from slipstream.engine.static.windows import MakeWindows, Places, StepShape
+from slipstream.engine.static.windows import MakeWindows, StepPlaces, StepShape
 from slipstream.sampling.sampler import largest_of
 from slipstream.speculation.protocol import TokenTree
 
@@ -203,7 +203,7 @@ class _Inputs:
         self._starts, self._lengths, self._past, self._is_real = by_session
         ids, positions, write_rows, starts, lengths, past, self._advance, self._written_count, visible = tensors
         self.token_ids, self.positions = ids.view(-1), positions.view(-1)
-        self.places = Places(shape, starts, lengths, past, write_rows.view(-1), visible)
+        self.places = StepPlaces(shape, starts, lengths, past, write_rows.view(-1), visible)
         self.written = torch.zeros(sessions, MAX_AHEAD, dtype=torch.int64, device=device)
         self._shape = shape
         self._scratch = Extent(0, NUM_SCRATCH_ROWS, ref(self))

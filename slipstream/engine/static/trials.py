@@ -19,7 +19,7 @@ from slipstream.engine.static.step import Recorder
 from slipstream.engine.static.windows import (
     Join,
     MakeWindows,
-    Places,
+    StepPlaces,
     StepShape,
     WholeWindows,
     fold,
@@ -202,10 +202,10 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
     return statistics.median(seconds)
 
 
-def _places(shape: StepShape, extents: Sequence[Extent], past: Sequence[int], device: torch.device) -> Places:
+def _places(shape: StepShape, extents: Sequence[Extent], past: Sequence[int], device: torch.device) -> StepPlaces:
     rows = torch.arange(shape.num_rows, device=device)
     firsts = [extent.start + seen for extent, seen in zip(extents, past, strict=True)]
-    return Places(
+    return StepPlaces(
         shape,
         torch.tensor([extent.start for extent in extents], device=device),
         torch.tensor([extent.length for extent in extents], device=device),

@@ -32,7 +32,7 @@ class StepShape:
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
+class StepPlaces:
     """Where the sessions of a step stand, int64 on the pool's device."""
 
     shape: StepShape
@@ -67,7 +67,7 @@ class Places:
 class Windows(ABC):
     """The attention of one kind of step, see `Attend`."""
 
-    def __init__(self, pool: KVPool, places: Places) -> None:
+    def __init__(self, pool: KVPool, places: StepPlaces) -> None:
         self.pool = pool
         self.places = places
         self._grouped: Tensor | None = None
@@ -125,7 +125,7 @@ class WholeWindows(Windows):
 AttendPast = Callable[[Tensor, int, float], tuple[Tensor, Tensor]]
 """Queries [sessions, kv_heads, m, d], layer and scale -> attention, shaped as they are, and log-sum-exp
 [sessions, kv_heads, m] of the scaled scores."""
-PastOfPool = Callable[[KVPool, Places, Tensor], AttendPast]
+PastOfPool = Callable[[KVPool, StepPlaces, Tensor], AttendPast]
 """How a step attends over the first rows of each session's extent, so many as the int64 [sessions] says. Called once a
 step, for what its layers share."""
 Join = Callable[[tuple[Tensor, Tensor], Tensor, Tensor, Tensor, Tensor, float], Tensor]
@@ -136,7 +136,7 @@ class JoinedWindows(Windows):
     """Attention over the past by a kernel that reads the pool where it lies, joined to the window: `JoinedKernel`. A
     row that is alone sees all there is, itself too, which lies in the pool by then: one call, and nothing to join."""
 
-    def __init__(self, pool: KVPool, places: Places, past_of_pool: PastOfPool, join: Join = join_window) -> None:
+    def __init__(self, pool: KVPool, places: StepPlaces, past_of_pool: PastOfPool, join: Join = join_window) -> None:
         super().__init__(pool, places)
         self._past_of_pool = past_of_pool
         self._join = join
@@ -154,7 +154,7 @@ class JoinedWindows(Windows):
         return self._join(of_past, query, keys, values, self._per_group(self._mask, query.shape[2]), scale)
 
 
-def past_by_copy(pool: KVPool, places: Places, used: Tensor) -> AttendPast:
+def past_by_copy(pool: KVPool, places: StepPlaces, used: Tensor) -> AttendPast:
     """Two matrix products over a copy of the past: what other ways are compared with."""
     rows = places.pool_rows()
     unused = (torch.arange(places.shape.capacity, device=used.device) >= used[:, None])[:, None, None]
@@ -176,7 +176,7 @@ VarlenKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, Tensor, fl
 shaped as the queries, and log-sum-exp [heads, sessions]."""
 
 
-def past_by_varlen(kernel: VarlenKernel, pool: KVPool, places: Places, used: Tensor) -> AttendPast:
+def past_by_varlen(kernel: VarlenKernel, pool: KVPool, places: StepPlaces, used: Tensor) -> AttendPast:
     """Flash attention for sequences of different lengths (CUDA, 16 bits). A session is one query row, of which all rows
     of its window are heads, so that its keys and values are read once; starts and lengths stay on the device.
     """
@@ -227,7 +227,7 @@ def varlen_of(name: str) -> VarlenKernel:
     return attend
 
 
-MakeWindows = Callable[[KVPool, Places], Windows]
+MakeWindows = Callable[[KVPool, StepPlaces], Windows]
 
 
 def known_windows(pool: KVPool, join: Join = join_window) -> Sequence[tuple[str, MakeWindows]]:

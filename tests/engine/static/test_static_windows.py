@@ -18,7 +18,7 @@ from slipstream.engine.static.trials import _places
 from slipstream.engine.static.windows import (
     JoinedWindows,
     MakeWindows,
-    Places,
+    StepPlaces,
     StepShape,
     WholeWindows,
     past_by_copy,
@@ -96,7 +96,7 @@ def test_every_session_has_its_own_attention(kind: str, data: st.DataObject) -> 
         for buffer in (pool.view(0, extent).keys, pool.view(0, extent).values):
             buffer.copy_(random(kv_heads, extent.length))
     query, key, value = random(kv_heads * group, sessions * rows), *random(2, kv_heads, sessions * rows)
-    places = Places(
+    places = StepPlaces(
         shape,
         torch.tensor([extent.start for extent in extents]),
         torch.tensor([extent.length for extent in extents]),

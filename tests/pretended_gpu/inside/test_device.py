@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from slipstream.device_copy import to_device
 from slipstream.engine.static.step import Recorder
 from slipstream.engine.thread import device_answers, is_device_lost
-from slipstream.uploads import upload
 from tests.pretended_gpu import queue
 
 GPU = torch.device("cuda:0")
@@ -135,7 +135,7 @@ def test_a_graph_keeps_its_tensors() -> None:
         lambda there: torch.cuda.synchronize(),
         lambda there: there[[1, 0]],
         lambda there: there.new_tensor([1.0]),
-        lambda there: upload(torch.zeros(2), GPU),
+        lambda there: to_device(torch.zeros(2), GPU),
     ],
 )
 def test_nothing_recorded_waits(compute: Callable[[Tensor], Any]) -> None:
@@ -214,7 +214,7 @@ def test_memory_of_a_recording_that_failed_is_recorded_in_until_somebody_ends_th
 def test_a_recorder_goes_on_after_what_cannot_be_recorded() -> None:
     recorder, counted = Recorder(GPU), torch.zeros(2, device=GPU)
     add = recorder.record(lambda: counted.add_(1))  # type: ignore[arg-type, return-value]
-    for fails in (lambda: counted.add_(counted[[0]]), lambda: counted.add_(upload(torch.ones(2), GPU))):
+    for fails in (lambda: counted.add_(counted[[0]]), lambda: counted.add_(to_device(torch.ones(2), GPU))):
         with pytest.raises(RuntimeError, match="previous error during capture") as raised:
             recorder.record(fails)
         assert not is_device_lost(raised.value) and torch.cuda.current_stream() == torch.cuda.default_stream()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def upload(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """What lies on the CPU or there already, on `device`, without a wait: from memory that it reads by itself."""
     if device.type != "cuda" or tensor.device.type == "cuda":
         return tensor.to(device)
