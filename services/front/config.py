@@ -6,7 +6,7 @@ from slipstream.captioning.fetch import check_hosts
 from slipstream.config import between, one_of, option
 from slipstream.logs import LEVELS
 from slipstream.rpc.security import TokenOptions
-from slipstream.rpc.tls import otlp_option
+from slipstream.rpc.service_options import otlp_option
 
 MIB = 1024**2
 

@@ -10,7 +10,7 @@ from slipstream.config import parse_config
 from slipstream.errors import SlipstreamError
 from slipstream.logs import configure_logs, get_logger
 from slipstream.metrics import REGISTRY
-from slipstream.rpc.server import PARENT_PID_VARIABLE, raise_descriptor_limit
+from slipstream.process_life import parent_pid, raise_descriptor_limit, wait_for_end
 from slipstream.rpc.tracing import Tracing, traced
 from slipstream.services.front.app import make_app
 from slipstream.services.front.config import FrontConfig
@@ -19,23 +19,22 @@ from slipstream.services.front.front import make_front
 from slipstream.services.front.routes import ENDPOINTS
 from slipstream.services.front.server import bound_socket, serving
 
-PARENT_CHECK_S = 0.5
-
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """The exit status."""
     try:
+        parent = parent_pid(environ)
         config = parse_config(FrontConfig, "front", argv, environ)
         configure_logs("front", config.log_level)
         with bound_socket(config) as listening, traced("front", config.otlp) as tracing:
-            asyncio.run(_serve(config, listening, environ.get(PARENT_PID_VARIABLE, ""), tracing))
+            asyncio.run(_serve(config, listening, parent, tracing))
     except SlipstreamError as error:
         get_logger().error("service.failed", error=str(error))
         return error.exit_code
     return 0
 
 
-async def _serve(config: FrontConfig, listening: socket.socket, parent: str, tracing: Tracing | None) -> None:
+async def _serve(config: FrontConfig, listening: socket.socket, parent: int | None, tracing: Tracing | None) -> None:
     stopping, hurry = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(
@@ -48,7 +47,7 @@ async def _serve(config: FrontConfig, listening: socket.socket, parent: str, tra
         async with serving(make_app(front, ENDPOINTS), config, listening, front.stopping, hurry):
             host, port = listening.getsockname()[:2]
             get_logger().info("service.ready", address=f"{host}:{port}", pid=os.getpid())
-            await _wait_for_end(stopping, parent)
+            await wait_for_end([stopping], parent)
     finally:
         if front.batches is not None and running is not None:
             running.cancel()
@@ -56,13 +55,3 @@ async def _serve(config: FrontConfig, listening: socket.socket, parent: str, tra
             await front.batches.close()
         await front.gateways.close()
     get_logger().info("service.stopped")
-
-
-async def _wait_for_end(stopping: asyncio.Event, parent: str) -> None:
-    """Returns after a signal, or when the parent that started this process is no more."""
-    waiting = asyncio.create_task(stopping.wait())
-    while not waiting.done():
-        await asyncio.wait({waiting}, timeout=PARENT_CHECK_S if parent else None)
-        if parent and str(os.getppid()) != parent:
-            break
-    waiting.cancel()

@@ -21,9 +21,8 @@ from slipstream.metrics import PROCESS
 from slipstream.rpc.callers import Places
 from slipstream.rpc.grpc_options import MAX_WATCHERS, SERVER_OPTIONS
 from slipstream.rpc.grpc_options import WATCH_S as HEALTH_WATCH_S
-from slipstream.rpc.guards import Admit, AnswerErrors, Guard
-from slipstream.rpc.security import RequireNames, make_identify
-from slipstream.rpc.server import Health, bound
+from slipstream.rpc.guards import Admit, AnswerErrors
+from slipstream.rpc.server import Health, bound, caller_guards
 from slipstream.rpc.v1 import externalscaler_pb2 as messages
 from slipstream.rpc.v1 import externalscaler_pb2_grpc
 
@@ -121,10 +120,8 @@ async def open_scaler(
     credentials = wire.server_credentials()
     places, watchers = Places("scaler_calls", MAX_CALLS), Places("scaler_watchers", MAX_WATCHERS)
     PROCESS.watch(places, watchers)
-    guards: list[Guard] = [make_identify(wire.tokens, wire.listen, has_tls=credentials is not None)]
-    if wire.client_names:
-        guards.append(RequireNames(wire.client_names))
-    calls = AnswerErrors(wire.stream_timeout_s, *guards, Admit(places), on_refused=PROCESS.refused)
+    guards = (*caller_guards(wire), Admit(places))
+    calls = AnswerErrors(wire.stream_timeout_s, *guards, on_refused=PROCESS.refused)
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[calls])
     servicer = ScalerServicer(queue, max(1, config.archive_slots), stopping)
     externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(servicer, server)

@@ -6,24 +6,22 @@ from dataclasses import dataclass
 import grpc
 
 from slipstream.budget import MIB
-from slipstream.config import between, one_of, option
+from slipstream.config import between, option
 from slipstream.documents.messages import DocumentLimits
 from slipstream.documents.pool import ReaderPool, check_packages
-from slipstream.logs import LEVELS
 from slipstream.metrics import PROCESS
 from slipstream.rpc.security import TokenOptions
 from slipstream.rpc.server import Lifecycle, run_service
-from slipstream.rpc.tls import WireOptions
+from slipstream.rpc.service_options import Callers, ServiceOptions
 from slipstream.services.reader.servicer import ReaderServicer
 
 SERVES = ("slipstream.rpc.v1.Reader",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReaderConfig(WireOptions, TokenOptions):
+class ReaderConfig(ServiceOptions, TokenOptions):
     """Options of the reader service."""
 
-    listen: str = option("address to serve on: HOST:PORT, port 0 for any, or unix:/path")
     max_documents: int = option(
         "documents read at once, each by a process on one core", default=2, check=between(1, 256)
     )
@@ -45,7 +43,11 @@ class ReaderConfig(WireOptions, TokenOptions):
     owner_share: float = option(
         "share of the places for documents that one caller may have, 0 to 1", default=0.5, check=between(0, 1)
     )
-    log_level: str = option("least severe log event", default="info", check=one_of(*LEVELS))
+
+    @property
+    def callers(self) -> Callers:
+        """Gateways, and whoever reads by the OCR alone."""
+        return Callers(self.tokens, self.owner_share)
 
     @property
     def limits(self) -> DocumentLimits:

@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import quote
 
 from slipstream.archive.queue import QueuePolicy
 from slipstream.captioning.fetch import check_hosts, parse_hosts
 from slipstream.config import between, one_of, option
 from slipstream.errors import InvalidConfig
-from slipstream.logs import LEVELS
 from slipstream.rpc.pools import split_addresses
 from slipstream.rpc.security import TokenOptions
-from slipstream.rpc.tls import WireOptions
+from slipstream.rpc.service_options import Callers, ServiceOptions
 from slipstream.video.formats import DEFAULT_TIER, TIERS
 
 # -- media options ----------------------------------------------------------------------------------------------------
@@ -251,10 +251,9 @@ def _check_addresses(told: str) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayConfig(MediaOptions, DocumentServing, ArchiveOptions, WireOptions, TokenOptions):
+class GatewayConfig(MediaOptions, DocumentServing, ArchiveOptions, ServiceOptions, TokenOptions):
     """Options of the gateway service."""
 
-    listen: str = option("address to serve on: HOST:PORT, port 0 for any, or unix:/path")
     target: str = option(
         "address of the target service; several, separated by ',', or a name that leads to several: captions go to the"
         " one with the most free memory",
@@ -316,9 +315,12 @@ class GatewayConfig(MediaOptions, DocumentServing, ArchiveOptions, WireOptions, 
     start_timeout_s: float = option(
         "how long to wait for the target at start", default=600.0, check=between(0.1, 86400)
     )
-    log_level: str = option("least severe log event", default="info", check=one_of(*LEVELS))
-    lame_duck = True
-    """After SIGTERM it still answers health and those who come too late, until its captions have ended."""
+    lame_duck: ClassVar[bool] = True
+
+    @property
+    def callers(self) -> Callers:
+        """Its users."""
+        return Callers(self.tokens, self.owner_share)
 
     @property
     def max_held_videos(self) -> int:

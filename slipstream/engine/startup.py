@@ -25,8 +25,8 @@ from slipstream.engine.thread import ModelThread
 from slipstream.engine.trial import relative_error
 from slipstream.engine.video_lm import DecodeState, VideoLM
 from slipstream.errors import DeviceLost, InvalidConfig, ModelNotUsable, SlipstreamError
-from slipstream.logs import LEVELS, get_logger
-from slipstream.rpc.tls import WireOptions
+from slipstream.logs import get_logger
+from slipstream.rpc.service_options import ServiceOptions
 
 # -- config -----------------------------------------------------------------------------------------------------------
 
@@ -35,14 +35,13 @@ FRAMES_SHARE = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelServiceConfig(WireOptions):
+class ModelServiceConfig(ServiceOptions):
     """Options of a model service."""
 
     pool_flags: ClassVar[Sequence[str]] = ("--kv-budget-mb",)
     """What decides how large the pool of static steps is."""
 
     model: str = option("checkpoint: a directory, or a hub id")
-    listen: str = option("address to serve on: HOST:PORT, port 0 for any, or unix:/path")
     device: str = option("torch device of the weights", default="cpu")
     dtype: str = option(
         "weights are converted to this type; auto: bfloat16 on CUDA, float32 elsewhere",
@@ -82,7 +81,6 @@ class ModelServiceConfig(WireOptions):
         default=0,
         check=between(0, 2**30),
     )
-    log_level: str = option("least severe log event", default="info", check=one_of(*LEVELS))
 
     @property
     def devices(self) -> tuple[str, ...]:

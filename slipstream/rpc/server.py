@@ -9,7 +9,6 @@ import fcntl
 import gc
 import logging
 import os
-import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -24,11 +23,13 @@ from slipstream.config import parse_config
 from slipstream.errors import DeadlineExceeded, DeviceLost, InvalidConfig, SlipstreamError
 from slipstream.logs import configure_logs, get_logger, log_all_output
 from slipstream.metrics import PROCESS, shown_at
+from slipstream.process_life import Descriptors, parent_pid, raise_descriptor_limit, wait_for_end
 from slipstream.rpc.callers import Places
 from slipstream.rpc.grpc_options import MAX_CONCURRENT_CALLS, MAX_WATCHERS, SERVER_OPTIONS, WATCH_S
 from slipstream.rpc.guards import Admit, AnswerErrors, Guard
 from slipstream.rpc.security import RequireNames, make_identify
-from slipstream.rpc.tls import WireOptions, warn_of_plaintext
+from slipstream.rpc.service_options import ServiceOptions
+from slipstream.rpc.tls import warn_of_plaintext
 from slipstream.rpc.tracing import TraceCalls, traced
 from slipstream.time_limits import within
 
@@ -118,77 +119,15 @@ class HealthWatch:
         await self._lifecycle.report(self._service, is_serving=self._misses < MAX_MISSES)
 
 
-# -- file descriptors -------------------------------------------------------------------------------------------------
-
-# Connections, videos and frames are descriptors. Without one left a service neither accepts nor opens anything.
-
-MAX_DESCRIPTORS = 65_536
-"""More than any service holds, where the system would grant a billion: others size tables by this limit."""
-LOW_SHARE = 0.8
-LOOK_S = 2.0
-
-
-def raise_descriptor_limit() -> None:
-    """Lets this process hold as many descriptors as the system grants it. A terminal grants 1024 unless asked."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-class Descriptors:
-    """Those that this process holds; says so in the log before there are no more."""
-
-    what = "descriptors"
-
-    def __init__(self) -> None:
-        self.used = 0
-        self._is_low = False
-
-    @property
-    def limit(self) -> int:
-        """May be changed from outside while the process runs."""
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            self.look(_num_descriptors())
-            await asyncio.sleep(LOOK_S)
-
-    def look(self, used: int | None) -> None:
-        """`used`: how many there are; None where there was not even one left for counting them."""
-        self.used = self.limit if used is None else used
-        is_low = self.used >= LOW_SHARE * self.limit
-        if is_low and not self._is_low:
-            get_logger().error("descriptors.low", used=self.used, limit=self.limit)
-        elif self._is_low and not is_low:
-            get_logger().info("descriptors.regained", used=self.used, limit=self.limit)
-        self._is_low = is_low
-
-
-def _num_descriptors() -> int | None:
-    try:
-        return len(os.listdir("/proc/self/fd"))
-    except OSError:
-        return None
-
-
 # -- server -----------------------------------------------------------------------------------------------------------
 
-PARENT_PID_VARIABLE = "SLIPSTREAM_PARENT_PID"
-"""Set by whoever starts a service that must not outlive it."""
-PARENT_CHECK_S = 0.5
-DRAIN_S = 5.0
-"""Of a service that has no `--drain-s`."""
 ANSWER_S = 1.0
 """For calls to end in, once they are told to."""
 READ_S = 0.2
 """For callers to read why: one whose next write fails on a closed connection never does."""
 SETTLE_S = 5.0
 MAX_PORT = 65_535
-ConfigT = TypeVar("ConfigT")
+ConfigT = TypeVar("ConfigT", bound=ServiceOptions)
 Setup = Callable[[grpc.aio.Server, ConfigT, Lifecycle], Coroutine[Any, Any, Callable[[], Awaitable[None]]]]
 """Registers servicers on the server, makes the service ready, and returns what closes it."""
 
@@ -219,38 +158,36 @@ def _run(
 ) -> int:
     configure_logs(name)
     try:
-        parent_pid = _parent_pid(environ)
+        parent = parent_pid(environ)
         config = parse_config(config_type, name, argv, environ)
-        configure_logs(name, getattr(config, "log_level", "info"))
-        with traced(name, getattr(config, "otlp", "")) as tracing:
+        configure_logs(name, config.log_level)
+        with traced(name, config.otlp) as tracing:
             guards = () if tracing is None else (TraceCalls(tracing),)
-            asyncio.run(_serve(name, config, setup, parent_pid, serves, guards))
+            asyncio.run(_serve(name, config, setup, parent, serves, guards))
     except SlipstreamError as error:
         get_logger().error("service.failed", error=str(error))
         return error.exit_code
     return 0
 
 
-def _parent_pid(environ: Mapping[str, str]) -> int | None:
-    text = environ.get(PARENT_PID_VARIABLE, "")
-    if text and not text.isdecimal():
-        raise InvalidConfig(f"{PARENT_PID_VARIABLE}: {text!r} is no process id")
-    return int(text) if text else None
-
-
 async def _serve(
-    name: str, config: Any, setup: Setup[Any], parent_pid: int | None, serves: Sequence[str], guards: Sequence[Guard]
+    name: str,
+    config: ConfigT,
+    setup: Setup[ConfigT],
+    parent: int | None,
+    serves: Sequence[str],
+    guards: Sequence[Guard],
 ) -> None:
     stopping = _stop_on_signals()
     raise_descriptor_limit()
     descriptors = Descriptors()
     PROCESS.watch(descriptors)
     server, credentials, calls = make_server(config, serves, guards)
-    health_servicer = add_health(server, config)
+    health_servicer = add_health(server, config.callers.share)
     lifecycle = Lifecycle(health_servicer)
     await lifecycle.report("", is_serving=False)
-    with bound(server, config.listen, credentials) as address, shown_at(getattr(config, "metrics", "")):
-        end = asyncio.create_task(_wait_for_end(stopping, parent_pid, lifecycle))
+    with bound(server, config.listen, credentials) as address, shown_at(config.metrics):
+        end = asyncio.create_task(wait_for_end([stopping, lifecycle.failed], parent))
         setting_up = asyncio.create_task(setup(server, config, lifecycle))
         await asyncio.wait({end, setting_up}, return_when=asyncio.FIRST_COMPLETED)
         if not setting_up.done():
@@ -264,7 +201,7 @@ async def _serve(
         gc.freeze()  # what was loaded stays; collections need not look at it again and again
         await lifecycle.report("", is_serving=True)
         watching = asyncio.create_task(descriptors.run())
-        PROCESS.started(name, getattr(config, "expiries", {}))
+        PROCESS.started(name, config.expiries)
         get_logger().info("service.ready", address=address, pid=os.getpid(), max_descriptors=descriptors.limit)
         await end
         lifecycle.stopping.set()
@@ -282,37 +219,38 @@ async def _serve(
 
 
 def make_server(
-    config: Any, serves: Sequence[str], more_guards: Sequence[Guard] = ()
+    config: ServiceOptions, serves: Sequence[str], more_guards: Sequence[Guard] = ()
 ) -> tuple[grpc.aio.Server, grpc.ServerCredentials | None, AnswerErrors]:
     """A server as configured, the credentials to bind it with, and what surrounds its calls. Raises `InvalidConfig`."""
-    wire = config if isinstance(config, WireOptions) else WireOptions()
-    credentials = wire.server_credentials()
-    guards: list[Guard] = [make_identify(getattr(config, "tokens", ""), config.listen, has_tls=credentials is not None)]
-    if wire.client_names:
-        if config.listen.startswith("unix:"):
-            raise InvalidConfig("--tls-client-names: a unix socket carries no TLS; its folder says who may call")
-        guards.append(RequireNames(wire.client_names))
-    places = Places("calls", MAX_CONCURRENT_CALLS, _share(config))
+    credentials = config.server_credentials()
+    places = Places("calls", MAX_CONCURRENT_CALLS, config.callers.share)
     PROCESS.watch(places)
-    calls = AnswerErrors(wire.stream_timeout_s, *guards, *more_guards, Admit(places), on_refused=PROCESS.refused)
+    guards = (*caller_guards(config), *more_guards, Admit(places))
+    calls = AnswerErrors(config.stream_timeout_s, *guards, on_refused=PROCESS.refused)
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[calls])
-    if wire.reflection:
+    if config.reflection:
         reflection.enable_server_reflection([*serves, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     return server, credentials, calls
 
 
-def add_health(server: grpc.aio.Server, config: Any) -> Health:
-    """Health of its own ceiling: what others do to the service, or it does for them, leaves it alone."""
-    watchers = Places("watchers", MAX_WATCHERS, _share(config), are="watch health")
+def caller_guards(config: ServiceOptions) -> list[Guard]:
+    """What lets in those who may call. Raises `InvalidConfig`."""
+    guards: list[Guard] = [make_identify(config.callers.tokens, config.listen, has_tls=bool(config.tls_cert))]
+    if config.client_names:
+        if config.listen.startswith("unix:"):
+            raise InvalidConfig("--tls-client-names: a unix socket carries no TLS; its folder says who may call")
+        guards.append(RequireNames(config.client_names))
+    return guards
+
+
+def add_health(server: grpc.aio.Server, share: float) -> Health:
+    """Health of its own ceiling, of which one caller may have a `share`: what others do to the service, or it does for
+    them, leaves it alone."""
+    watchers = Places("watchers", MAX_WATCHERS, share, are="watch health")
     PROCESS.watch(watchers)
     servicer = Health(watchers, WATCH_S)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     return servicer
-
-
-def _share(config: Any) -> float:
-    """Of one caller. Services that only a gateway calls have no such option: it may have all."""
-    return float(getattr(config, "owner_share", 1.0))
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -323,12 +261,17 @@ def _stop_on_signals() -> asyncio.Event:
 
 
 async def _drain(
-    server: grpc.aio.Server, calls: AnswerErrors, stopping: asyncio.Event, config: Any, *, can_finish: bool = True
+    server: grpc.aio.Server,
+    calls: AnswerErrors,
+    stopping: asyncio.Event,
+    config: ServiceOptions,
+    *,
+    can_finish: bool = True,
 ) -> None:
     """Lets open calls finish for a while, if they can, then ends them and says so; a second signal ends the wait."""
-    drain_s = getattr(config, "drain_s", DRAIN_S) if can_finish else 0.0
+    drain_s = config.drain_s if can_finish else 0.0
     stopping.clear()
-    if getattr(config, "lame_duck", False):
+    if config.lame_duck:
         calls.refuse_new()
         draining = asyncio.create_task(calls.wait_idle())
     else:
@@ -349,20 +292,6 @@ async def _settle() -> None:
     deadline = asyncio.get_running_loop().time() + SETTLE_S
     while (others := asyncio.all_tasks() - {asyncio.current_task()}) and deadline > asyncio.get_running_loop().time():
         await asyncio.wait(others, timeout=deadline - asyncio.get_running_loop().time())
-
-
-async def _wait_for_end(stopping: asyncio.Event, parent_pid: int | None, lifecycle: Lifecycle) -> None:
-    """Returns after a signal, a failure, or when the parent that started this process is no more."""
-    ends = [asyncio.create_task(event.wait()) for event in (stopping, lifecycle.failed)]
-    try:
-        while not any(end.done() for end in ends):
-            timeout_s = PARENT_CHECK_S if parent_pid else None
-            await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if parent_pid and os.getppid() != parent_pid:
-                return
-    finally:
-        for end in ends:
-            end.cancel()
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""TLS: the options that every service has for its wire, certificates that may be replaced, and when they expire."""
+"""TLS: its options of every service, certificates that may be replaced, and when they expire."""
 
 import ipaddress
 import math
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import grpc
 
-from slipstream.config import between, option
+from slipstream.config import option
 from slipstream.errors import InvalidConfig
 from slipstream.logs import get_logger
 
@@ -30,18 +30,9 @@ class PeerSecurity(NamedTuple):
     """Expected in the peer's certificate instead of the host of its address."""
 
 
-def otlp_option() -> Any:
-    """An option of all services and of the front."""
-    return option(
-        "OTLP collector that is told OpenTelemetry's traces over HTTP, such as http://127.0.0.1:4318; empty for none",
-        default="",
-        check=lambda address: None if re.match(r"https?://[^/]|$", address) else "must begin with http:// or https://",
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class WireOptions:
-    """Options that every service has for its wire."""
+    """How a service's wire is secured, and its own calls to others."""
 
     tls_cert: str = option("PEM file of this server's certificate chain; without it the wire is plaintext", default="")
     tls_key: str = option("PEM file of the certificate's private key", default="")
@@ -57,15 +48,6 @@ class WireOptions:
     peer_cert: str = option("PEM file of the certificate that this service shows to those", default="")
     peer_key: str = option("PEM file of that certificate's private key", default="")
     peer_name: str = option("name in the certificates of those, where it is not the host of their address", default="")
-    reflection: bool = option("whether strangers may list the methods: true or false", default=False)
-    metrics: str = option("serve metrics at HOST:PORT; a PORT alone is on loopback; empty for none", default="")
-    otlp: str = otlp_option()
-    log_text: bool = option(
-        "whether events of level debug may hold prompts and captions: true or false; for finding faults only",
-        default=False,
-    )
-    stream_timeout_s: float = option("longest time for one streaming call", default=86_400.0, check=between(1, 1e7))
-    drain_s: float = option("how long open calls may go on after SIGTERM", default=20.0, check=between(0, 3600))
 
     @property
     def client_names(self) -> frozenset[str]:

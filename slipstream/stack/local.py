@@ -12,8 +12,8 @@ from typing import NoReturn, Self
 
 from slipstream.errors import InvalidConfig, ModelNotUsable, ServiceUnavailable, SlipstreamError
 from slipstream.families.checkpoints import folders_tokenizer_digest, is_hub_id
+from slipstream.process_life import PARENT_PID_VARIABLE
 from slipstream.rpc.security import TOKEN_VARIABLE
-from slipstream.rpc.server import PARENT_PID_VARIABLE
 from slipstream.stack.addresses import gateway_address
 from slipstream.stack.process import HttpProcess, RunFolder, ServiceProcess, bound_log
 from slipstream.stack.redis_server import QueueServer, private_folder

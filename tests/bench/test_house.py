@@ -69,6 +69,7 @@ CAME_WITH = {
     "rows of a small draft: who writes them, and their compiled code": 2,
     "a session's work, apart from the passes that its steps share": 1,
     "time limits that say what was not done": 1,
+    "what every service is told; how a process ends, that of the front, too": 2,
     "what is tried at a start, whatever it raises": 1,
     "waits for other ranks that nothing else ends; a follower's side of the ranks, apart from rank 0's": 2,
 }

@@ -11,13 +11,13 @@ import grpc
 from slipstream.config import option
 from slipstream.errors import ModelNotUsable
 from slipstream.rpc.server import Lifecycle, run_service
+from slipstream.rpc.service_options import ServiceOptions
 from slipstream.rpc.v1 import gateway_pb2_grpc
 from tests.cli.fake_gateway import FakeGateway
 
 
-@dataclass(frozen=True)
-class FakeConfig:
-    listen: str = option("address")
+@dataclass(frozen=True, kw_only=True)
+class FakeConfig(ServiceOptions):
     behaviour: str = option("what to do", default="serve")
     model: str = option("ignored", default="")
     device: str = option("ignored", default="")
@@ -30,7 +30,6 @@ class FakeConfig:
     video_roots: str = option("ignored", default="")
     archive_slots: int = option("ignored", default=0)
     archive_drain_s: float = option("ignored", default=0.0)
-    drain_s: float = option("how long open calls may go on after SIGTERM", default=5.0)
 
 
 async def _setup(server: grpc.aio.Server, config: FakeConfig, lifecycle: Lifecycle) -> Callable[[], Awaitable[None]]:

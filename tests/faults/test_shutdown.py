@@ -13,10 +13,10 @@ import pytest
 import pytest_asyncio
 
 from slipstream.errors import ServiceUnavailable
+from slipstream.process_life import PARENT_PID_VARIABLE
 from slipstream.rpc.calls import open_channel
 from slipstream.rpc.guards import LEAVING, STOPPING
 from slipstream.rpc.probe import probe
-from slipstream.rpc.server import PARENT_PID_VARIABLE
 from slipstream.rpc.v1 import gateway_pb2_grpc
 from slipstream.stack import local
 from slipstream.stack.local import Stack

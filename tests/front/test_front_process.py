@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.process_life import PARENT_PID_VARIABLE
 from slipstream.services.front import readiness
 from slipstream.services.front.gateways import Gateways
+from slipstream.services.front.process import run
 from slipstream.services.front.readiness import Readiness
 from tests.cli.fake_gateway import FakeGateway
 from tests.front.test_http_errors import HANG, body_of
@@ -79,3 +81,8 @@ async def test_who_goes_away_takes_nobodys_answer_along(monkeypatch: pytest.Monk
     gateways.go_on.set()
     assert (await stays).is_ready and gateways.looks == 1
     assert (await ready.find()).is_ready and gateways.looks == 2
+
+
+def test_a_parent_that_is_no_process_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--gateway", "127.0.0.1:1"], {PARENT_PID_VARIABLE: "12x"}) == 2
+    assert "'12x' is no process id" in "".join(capsys.readouterr())

@@ -14,14 +14,19 @@ import trustme
 from slipstream.config import option
 from slipstream.rpc.security import TokenOptions, current_owner
 from slipstream.rpc.server import add_health, bound, make_server
-from slipstream.rpc.tls import PeerSecurity, WireOptions, make_peer_security
+from slipstream.rpc.service_options import Callers, ServiceOptions
+from slipstream.rpc.tls import PeerSecurity, make_peer_security
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 
 
 @dataclass(frozen=True, kw_only=True)
-class WiredConfig(WireOptions, TokenOptions):
+class WiredConfig(ServiceOptions, TokenOptions):
     listen: str = option("address", default="127.0.0.1:0")
     owner_share: float = option("share of one caller", default=0.25)
+
+    @property
+    def callers(self) -> Callers:
+        return Callers(self.tokens, self.owner_share)
 
 
 class WhoAmI(target_pb2_grpc.TargetServicer):
@@ -49,7 +54,7 @@ async def served(servicer: target_pb2_grpc.TargetServicer | None = None, **optio
     config = WiredConfig(**options)
     server, credentials, _ = make_server(config, ["slipstream.rpc.v1.Target"])
     target_pb2_grpc.add_TargetServicer_to_server(servicer or WhoAmI(), server)
-    add_health(server, config)
+    add_health(server, config.owner_share)
     with bound(server, config.listen, credentials) as address:
         await server.start()
         try:

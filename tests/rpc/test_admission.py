@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -15,11 +14,13 @@ from slipstream import logs
 from slipstream.errors import Overloaded, ServiceUnavailable
 from slipstream.logs import LineBudget
 from slipstream.metrics import REGISTRY
+from slipstream.process_life import Descriptors
 from slipstream.rpc import callers, guards, server
 from slipstream.rpc.callers import Caller, Places, name_owner, read_peer
 from slipstream.rpc.calls import open_channel
 from slipstream.rpc.grpc_options import SERVER_OPTIONS
 from slipstream.rpc.guards import LEAVING, STOPPING, AnswerErrors
+from slipstream.rpc.service_options import ServiceOptions
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from tests.rpc.secured import WhoAmI, served
 
@@ -151,7 +152,7 @@ async def in_a_session(
     """A server, a channel to it, and a session that has said one thing."""
     grpc_server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[calls])
     target_pb2_grpc.add_TargetServicer_to_server(Listening(), grpc_server)
-    server.add_health(grpc_server, None)
+    server.add_health(grpc_server, 1.0)
     address = f"127.0.0.1:{grpc_server.add_insecure_port('127.0.0.1:0')}"
     await grpc_server.start()
     async with open_channel(address) as channel:
@@ -160,6 +161,10 @@ async def in_a_session(
         await session.read()
         yield grpc_server, channel, session
     await grpc_server.stop(0)
+
+
+class LameDuck(ServiceOptions):
+    lame_duck = True
 
 
 async def refused_call(channel: grpc.aio.Channel) -> grpc.aio.AioRpcError:
@@ -188,7 +193,7 @@ async def test_a_lame_duck_begins_nothing_and_ends_what_it_began() -> None:
 async def test_who_is_ended_by_a_drain_can_still_write_while_it_reads_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that fails on a closed connection would hide what the server said."""
     monkeypatch.setattr(server, "READ_S", 60.0)
-    calls, config = AnswerErrors(), SimpleNamespace(lame_duck=True, drain_s=0.1)
+    calls, config = AnswerErrors(), LameDuck(listen="", drain_s=0.1)
     async with in_a_session(calls) as (grpc_server, channel, session):
         draining = asyncio.create_task(server._drain(grpc_server, calls, asyncio.Event(), config))
         assert (await session.code(), await session.details()) == (grpc.StatusCode.UNAVAILABLE, STOPPING)
@@ -199,7 +204,7 @@ async def test_who_is_ended_by_a_drain_can_still_write_while_it_reads_why(monkey
 
 async def test_a_drain_without_calls_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "ANSWER_S", 3600.0)
-    calls, config = AnswerErrors(), SimpleNamespace(lame_duck=True, drain_s=3600.0)
+    calls, config = AnswerErrors(), LameDuck(listen="", drain_s=3600.0)
     async with in_a_session(calls) as (grpc_server, _, session):
         await session.done_writing()
         assert await session.read() is grpc.aio.EOF
@@ -289,9 +294,9 @@ def test_who_is_at_the_other_end(peer: str, caller: Caller) -> None:
 def test_an_alarm_before_descriptors_run_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(server.resource, "getrlimit", lambda kind: (100, 100))
+    monkeypatch.setattr("slipstream.process_life.resource.getrlimit", lambda kind: (100, 100))
     structlog.reset_defaults()
-    descriptors = server.Descriptors()
+    descriptors = Descriptors()
     seen = []
     for used in (79, 80, 90, None, 79, 10, 81):
         descriptors.look(used)

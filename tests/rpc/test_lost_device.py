@@ -8,17 +8,10 @@ from slipstream.errors import DeviceLost
 
 SERVICE = """
 import asyncio, threading
-from dataclasses import dataclass
 
-from slipstream.config import option
 from slipstream.errors import DeviceLost
 from slipstream.rpc.server import run_service
-from slipstream.rpc.tls import WireOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config(WireOptions):
-    listen: str = option("where to serve")
+from slipstream.rpc.service_options import ServiceOptions
 
 
 async def setup(server, config, lifecycle):
@@ -30,7 +23,7 @@ async def setup(server, config, lifecycle):
     return close
 
 
-run_service("lost", Config, setup)
+run_service("lost", ServiceOptions, setup)
 """
 
 

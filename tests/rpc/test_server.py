@@ -18,8 +18,8 @@ from slipstream.rpc.grpc_options import SERVER_OPTIONS
 from slipstream.rpc.guards import MAX_DETAILS_CHARS, AnswerErrors
 from slipstream.rpc.message_limits import write
 from slipstream.rpc.server import Lifecycle, _run
+from slipstream.rpc.service_options import ServiceOptions
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
-from tests.test_config import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -158,15 +158,15 @@ async def test_a_caller_that_dies_while_it_is_answered_has_ended_its_call() -> N
 
 @pytest.mark.parametrize(
     ("environ", "complaint"),
-    [({}, "--where"), ({"SLIPSTREAM_PARENT_PID": "-1"}, "SLIPSTREAM_PARENT_PID: '-1' is no process id")],
+    [({}, "--listen"), ({"SLIPSTREAM_PARENT_PID": "-1"}, "SLIPSTREAM_PARENT_PID: '-1' is no process id")],
 )
 def test_a_configuration_that_cannot_work(
     environ: dict[str, str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def setup(server: grpc.aio.Server, config: Config, lifecycle: Lifecycle) -> Callable[[], Any]:
+    async def setup(server: grpc.aio.Server, config: ServiceOptions, lifecycle: Lifecycle) -> Callable[[], Any]:
         raise AssertionError("not reached")
 
-    assert _run("tool", Config, setup, [], environ) == 2
+    assert _run("tool", ServiceOptions, setup, [], environ) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert complaint in json.loads(line)["error"]
 

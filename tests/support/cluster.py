@@ -19,8 +19,8 @@ import psutil  # type: ignore[import-untyped]
 
 from slipstream import AsyncCaptioner, connect_async
 from slipstream.errors import SlipstreamError
+from slipstream.process_life import PARENT_PID_VARIABLE
 from slipstream.rpc.calls import open_channel
-from slipstream.rpc.server import PARENT_PID_VARIABLE
 from slipstream.stack.process import POLL_S, RunFolder, ServiceProcess
 from slipstream.stack.redis_server import EmbeddedServer
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.rpc.server import PARENT_PID_VARIABLE
+from slipstream.process_life import PARENT_PID_VARIABLE
 from slipstream.stack import process
 from tests.support.fork_server import NUMBER, READY, Start
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import openai
 
-from slipstream.rpc.server import PARENT_PID_VARIABLE
+from slipstream.process_life import PARENT_PID_VARIABLE
 from slipstream.services.front.app import make_app
 from slipstream.services.front.config import FrontConfig
 from slipstream.services.front.figures import FrontFigures

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
-from slipstream.rpc.server import PARENT_PID_VARIABLE
+from slipstream.process_life import PARENT_PID_VARIABLE
 from slipstream.stack.process import PROBE_TIMEOUT_S, ServiceProcess
 from slipstream.stack.redis_server import find_server
 from tests.support.cluster import Cluster

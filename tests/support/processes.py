@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from slipstream.rpc.server import PARENT_PID_VARIABLE
+from slipstream.process_life import PARENT_PID_VARIABLE
 from slipstream.stack.local import Stack
 from slipstream.stack.process import ServiceProcess
 from tests.support.forked_services import fork_server_pids

@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-from slipstream.rpc.server import PARENT_PID_VARIABLE
+from slipstream.process_life import PARENT_PID_VARIABLE
 from slipstream.stack.process import ServiceProcess
 from tests.support.cluster import Cluster, ClusterOptions, RedisProcess
 
