@@ -183,6 +183,21 @@ class Admission:
             raise self.refusal(f"{self._occupancy()} and {len(self._queue)} wait")
         return reservation
 
+    @contextlib.asynccontextmanager
+    async def admitted(
+        self, num_bytes: int, on_queued: Callable[[int], None] = lambda num_ahead: None
+    ) -> AsyncIterator["Reservation"]:
+        """A place that is admitted, for what is made in the block: where that fails the place is released, and else by
+        whoever has what was made. `on_queued` hears how many wait ahead. Raises what `reserve` and `wait` do."""
+        place = self.reserve(num_bytes)
+        try:
+            async for num_ahead in place.wait():
+                on_queued(num_ahead)
+            yield place
+        except BaseException:
+            place.release()
+            raise
+
     def refusal(self, why: str) -> Overloaded:
         """The error that says when to come back: a guess from how long sessions have stayed so far."""
         ahead = len(self._queue) + 1

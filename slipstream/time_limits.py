@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from slipstream.errors import DeadlineExceeded, SlipstreamError
 
 
 @asynccontextmanager
@@ -17,3 +19,10 @@ async def within(seconds: float, late: Callable[[], Exception]) -> AsyncIterator
         if not limit.expired():
             raise
         raise late() from None
+
+
+def within_limit(
+    limit_s: float, undone: str, kind: type[SlipstreamError] = DeadlineExceeded
+) -> AbstractAsyncContextManager[asyncio.Timeout]:
+    """The same for a server's own limit, of which the error says what is `undone`: "the caption was not done"."""
+    return within(limit_s, lambda: kind(f"{undone} within this server's limit of {limit_s:g} s"))

@@ -1,7 +1,6 @@
 """Runs one document of the archive: each page is a part, kept as soon as it is read."""
 
 import hashlib
-import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -25,17 +24,17 @@ from slipstream.archive.records import (
 from slipstream.archive.worker import RetryLater
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.media import VideoFile
+from slipstream.captioning.document_captioner import read_document
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.documents.messages import DocumentFacts
 from slipstream.documents.pages import first_ranges, page_ranges
 from slipstream.documents.reading import PAGE_OPTIONS, DocumentOptions, PageReading
-from slipstream.errors import InvalidConfig, LimitExceeded, ReaderUnavailable, SlipstreamError, UnreadableDocument
+from slipstream.errors import InvalidConfig, ReaderUnavailable, SlipstreamError
+from slipstream.rpc.peers import models_of
 from slipstream.service_info import ModelInfo
-from slipstream.time_limits import within
+from slipstream.time_limits import within_limit
 
 NAMES = PartNames("document", "page", "submit it in parts, by pages")
-READ_BYTES = 4 * 1024**2
 CUT_REGIONS = "the regions took more room than a page has in the archive; they were left out"
 
 
@@ -145,13 +144,12 @@ class DocumentRunner:
             most_bytes = self._config.max_document_bytes
             media = self._captioner.media
             async with opened(media, job.source, plan.owner, whole=True, most_bytes=most_bytes) as file:
-                content = await _read(file, most_bytes)
+                data = await read_document(file, most_bytes)
+            content = _Content(data, hashlib.sha256(data).hexdigest())
             check_digest(job.sha256, content.sha256)
-            peers = self._captioner.peers
-            assert peers.target.model is not None, "the target has been asked"
-            draft = peers.draft.model if peers.draft else None
+            target, draft = models_of(self._captioner.peers)
             parts = PartKeeper(self._queue, lease, NAMES, progress)
-            run = _Run(lease, plan, asked, content, peers.target.model, draft, parts)
+            run = _Run(lease, plan, asked, content, target, draft, parts)
             await parts.open(run.key)
             while run.state.missing or not run.state.total:
                 await self._read_pages(run, self._source)
@@ -173,11 +171,9 @@ class DocumentRunner:
     async def _next(
         self, run: _Run, pages: AsyncGenerator[DocumentFacts | PageReading, None]
     ) -> DocumentFacts | PageReading | None:
-        limit_s = self._config.request_timeout_s
-        late = f"a page was not read within this server's limit of {limit_s:g} s"
         async with self._models.captioning(run.lease, run.plan):
             try:
-                async with within(limit_s, lambda: SlipstreamError(late)):
+                async with within_limit(self._config.request_timeout_s, "a page was not read", SlipstreamError):
                     return await anext(pages, None)
             except ReaderUnavailable as error:
                 raise RetryLater(str(error), counted=False) from error
@@ -198,18 +194,3 @@ class DocumentRunner:
             warnings = (*page.draft.warnings, CUT_REGIONS)
             data = write_part(replace(part, draft=replace(page.draft, regions=(), warnings=warnings)))
         return data
-
-
-async def _read(file: VideoFile, limit: int) -> _Content:
-    """Raises `LimitExceeded`, and `UnreadableDocument` for one that cannot be read to its end."""
-    if file.num_bytes > limit:
-        raise LimitExceeded(f"a document has at most {limit} bytes here; this one has {file.num_bytes}")
-    data = bytearray()
-    try:
-        while piece := await file.files.run(os.pread, file.whole.fileno(), READ_BYTES, len(data)):
-            data += piece
-            if len(data) > limit:
-                raise LimitExceeded(f"a document has at most {limit} bytes here; this one grows while it is read")
-    except OSError as failure:
-        raise UnreadableDocument(f"the document cannot be read to its end: {failure.strerror}") from None
-    return _Content(bytes(data), hashlib.sha256(data).hexdigest())

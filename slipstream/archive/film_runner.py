@@ -46,8 +46,9 @@ from slipstream.captioning.plan import CaptionPlan
 from slipstream.errors import SlipstreamError, UnreadableVideo
 from slipstream.messages import Caption, Segment, SharedFrom
 from slipstream.options import CaptionOptions
+from slipstream.rpc.peers import models_of
 from slipstream.service_info import ModelInfo
-from slipstream.time_limits import within
+from slipstream.time_limits import within_limit
 
 NAMES = PartNames("film", "segment", "ask for longer segments, or cut the film")
 
@@ -134,7 +135,7 @@ class FilmRunner:
         async with opened(media, job.source, plan.owner, whole=bool(job.sha256)) as file:
             content = _FilmFile(*await media.digest(file))
             check_digest(job.sha256, content.sha256)
-            target, draft = self._models_now()
+            target, draft = models_of(self._captioner.peers)
             parts = PartKeeper(self._queue, lease, NAMES, progress)
             run = _Run(lease, options, plan, content, target, draft, parts)
             await parts.open(run.key)
@@ -257,9 +258,8 @@ class FilmRunner:
     @asynccontextmanager
     async def _captioning(self, run: _Run, plan: CaptionPlan, what: str) -> AsyncIterator[None]:
         """Surrounds a caption. Raises `SlipstreamError` for one that takes too long."""
-        limit_s = self._config.request_timeout_s
-        late = f"{what} was not captioned within this server's limit of {limit_s:g} s"
-        async with self._models.captioning(run.lease, plan), within(limit_s, lambda: SlipstreamError(late)):
+        limit = within_limit(self._config.request_timeout_s, f"{what} was not captioned", SlipstreamError)
+        async with self._models.captioning(run.lease, plan), limit:
             yield
 
     async def _keep_failed(self, run: _Run, film: Film) -> None:
@@ -271,11 +271,6 @@ class FilmRunner:
                 failed = replace(segment, prompt=number)
                 part = JobPart(numbering.number(failed), segment=failed, error=segment.error)
                 await run.parts.keep(part.number, segment.number, write_part(part), {})
-
-    def _models_now(self) -> tuple[ModelInfo, ModelInfo | None]:
-        peers = self._captioner.peers
-        assert peers.target.model is not None, "the target has been asked"
-        return peers.target.model, peers.draft.model if peers.draft else None
 
 
 async def _once(parts: PartKeeper, prompt: str, make: Callable[[], Awaitable[Caption]]) -> Caption:

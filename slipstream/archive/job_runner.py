@@ -38,7 +38,8 @@ from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.messages import Caption, CaptionEvent, CommittedText, SharedFrom, StageChange
-from slipstream.time_limits import within
+from slipstream.rpc.peers import models_of
+from slipstream.time_limits import within_limit
 from slipstream.video.messages import SampledVideo
 
 NUM_RECENT = 256
@@ -128,7 +129,7 @@ class ArchiveRunner:
         target = await self._captioner.check(plan)  # the models may be others than before the wait
         plan = self._captioner.settled(plan, target)
         await self._captioner.look_for_draft(plan)
-        draft = self._captioner.peers.draft.model if self._captioner.peers.draft else None
+        _, draft = models_of(self._captioner.peers)
         key = self._content_key(lease, video, plan)
         make = partial(self._caption, lease, video, stats, reporter)
         if plan.is_sparing:
@@ -146,18 +147,14 @@ class ArchiveRunner:
     async def _caption(
         self, lease: Lease, video: SampledVideo, stats: CaptionStats, reporter: "Reporter", plan: CaptionPlan
     ) -> Caption:
-        limit_s = self._config.request_timeout_s
-        late = f"the caption was not done within this server's limit of {limit_s:g} s"
-        async with self._models.captioning(lease, plan), within(limit_s, lambda: SlipstreamError(late)):
+        limit = within_limit(self._config.request_timeout_s, "the caption was not done", SlipstreamError)
+        async with self._models.captioning(lease, plan), limit:
             return await self._captioner.caption(plan, video, reporter.emit, stats)
 
     def _content_key(self, lease: Lease, video: SampledVideo, plan: CaptionPlan) -> str:
         """Of results that the job may take over: its owner's own, unless all share theirs."""
-        peers = self._captioner.peers
-        assert peers.target.model is not None, "the target has been asked"
         owner = "" if self._config.share_results else lease.owner
-        draft = peers.draft.model if peers.draft else None
-        return content_key(video.sha256, plan, peers.target.model, draft, owner=owner)
+        return content_key(video.sha256, plan, *models_of(self._captioner.peers), owner=owner)
 
 
 class Reporter:

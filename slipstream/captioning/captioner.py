@@ -11,7 +11,7 @@ from slipstream.captioning.late_hints import LateHints
 from slipstream.captioning.media import Media, VideoFile
 from slipstream.captioning.plan import CaptionPlan, new_costs
 from slipstream.captioning.stats import CaptionStats
-from slipstream.errors import DeadlineExceeded, LimitExceeded, SlipstreamError
+from slipstream.errors import LimitExceeded, SlipstreamError
 from slipstream.frame_size import ANY_SIZE
 from slipstream.logs import get_logger
 from slipstream.messages import Caption, StageChange
@@ -22,7 +22,7 @@ from slipstream.rpc.security import current_rights
 from slipstream.service_info import ModelInfo, Placement
 from slipstream.speculation.caption_book import CaptionBook, Kind, Opening
 from slipstream.speculation.placement import placements
-from slipstream.time_limits import within
+from slipstream.time_limits import within_limit
 from slipstream.video.messages import SampledVideo
 
 FIND_DRAFT_S = 0.5
@@ -39,7 +39,13 @@ class GatewayCaptioner:
         self.media = media
         self.metrics = metrics or GatewayMetrics()
         self._config = config
-        self.places = Places("captions", config.max_captions, config.owner_share, are="are in work")
+        self.places = Places(
+            "captions",
+            config.max_captions,
+            config.owner_share,
+            are="are in work",
+            own_limit=lambda: current_rights().max_captions,
+        )
         self._book = CaptionBook()
         self._num_running = 0
         self.metrics.watch_gate(self._book)
@@ -62,7 +68,7 @@ class GatewayCaptioner:
         byte is uploaded in vain.
         """
         with self.metrics.captioning(plan.method.name):
-            self.places.check(of_one=current_rights().max_captions)
+            self.places.check()
             yield
 
     async def caption_interactively(self, plan: CaptionPlan, upload: AsyncIterator[bytes], emit: Emit) -> Caption:
@@ -75,9 +81,7 @@ class GatewayCaptioner:
             DeadlineExceeded: the caption took longer than this server allows.
             SlipstreamError: whatever is wrong with the video, the request or the models.
         """
-        limit_s = self._config.request_timeout_s
-        late = f"the caption was not done within this server's limit of {limit_s:g} s"
-        async with within(limit_s, lambda: DeadlineExceeded(late)):
+        async with within_limit(self._config.request_timeout_s, "the caption was not done"):
             return await self._caption_source(plan, upload, emit)
 
     async def check(self, plan: CaptionPlan, *, wait_for_ready: bool = False) -> ModelInfo:
@@ -194,7 +198,7 @@ class GatewayCaptioner:
         with contextlib.ExitStack() as held:
             async with self.media.open(plan.path, upload, owner=plan.owner) as source:
                 # The archive has slots of its own, and takes none of these.
-                held.enter_context(self.places.held(of_one=current_rights().max_captions))
+                held.enter_context(self.places.held())
                 video = held.enter_context(await self.sample(plan, source, emit, stats))
             return await self.caption(plan, video, emit, stats, resume_wait_s=self._config.resume_wait_s)
 

@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import BinaryIO
 
 import numpy as np
 import structlog
@@ -26,7 +26,6 @@ from slipstream.documents.messages import PagePicture
 from slipstream.documents.reading import PAGE_OPTIONS, DocumentEvent, DocumentOptions
 from slipstream.documents.surfaces import PARAGRAPHS, SURFACES, surface_of
 from slipstream.errors import (
-    DeadlineExceeded,
     InvalidConfig,
     InvalidRequest,
     LimitExceeded,
@@ -37,9 +36,8 @@ from slipstream.frame_size import ANY_SIZE, FrameSize, fit
 from slipstream.logs import get_logger
 from slipstream.messages import Caption
 from slipstream.rpc.reader import RemoteReader
-from slipstream.rpc.security import current_rights
 from slipstream.speculation.methods import TOLERANT_METHOD
-from slipstream.time_limits import within
+from slipstream.time_limits import within_limit
 from slipstream.video.messages import SampledVideo
 
 
@@ -85,11 +83,11 @@ class DocumentCaptioner:
             SlipstreamError: whatever is wrong with the document, the request or the models.
         """
         captioner = self._captioner
-        captioner.places.check(of_one=current_rights().max_captions)
+        captioner.places.check()
         plan = captioner.settled(plan, await captioner.check(plan, wait_for_ready=True))
         async with self._opened(plan, upload) as source, self._turns:
-            with captioner.places.held(of_one=current_rights().max_captions) as take:
-                data = await source.files.run(_read_all, source.whole, self._config.max_document_bytes)
+            with captioner.places.held() as take:
+                data = await read_document(source, self._config.max_document_bytes)
                 at_once = _pages_at_once(take, self._config.pages_at_once)
                 async with aclosing(self.events(data, asked, plan, pages_at_once=at_once)) as events:
                     async for event in events:
@@ -163,10 +161,9 @@ class DocumentCaptioner:
     async def _read_page(self, page: PageRun, plan: CaptionPlan, asked: DocumentOptions) -> Caption:
         plan = plan.named(f"-p{page.picture.page}")
         structlog.contextvars.bind_contextvars(request_id=plan.request_id)
-        limit_s = self._config.request_timeout_s
-        late = f"page {page.picture.page} was not read within this server's limit of {limit_s:g} s"
+        undone = f"page {page.picture.page} was not read"
         with self._captioner.metrics.captioning(plan.method.name):
-            async with within(limit_s, lambda: DeadlineExceeded(late)):
+            async with within_limit(self._config.request_timeout_s, undone):
                 return await self._caption_page(page, plan, asked)
 
     async def _caption_page(self, page: PageRun, plan: CaptionPlan, asked: DocumentOptions) -> Caption:
@@ -217,15 +214,9 @@ class DocumentCaptioner:
         num_pixels = picture.width * picture.height
         if not size.is_known and num_pixels > self._config.max_page_pixels:
             raise LimitExceeded(f"page {picture.page} has {num_pixels} pixels; ask for it at a lower dpi")
-        place = self._captioner.media.frames.reserve(3 * max(num_pixels, size.most_pixels(1)))
-        try:
-            async for _ in place.wait():
-                pass
+        async with self._captioner.media.frames.admitted(3 * max(num_pixels, size.most_pixels(1))) as place:
             frames = await asyncio.to_thread(_fitted, picture, size)
-        except BaseException:
-            place.release()
-            raise
-        place.shrink(frames.nbytes)
+            place.shrink(frames.nbytes)
         return SampledVideo(
             frames=frames,
             timestamps_s=(0.0,),
@@ -294,15 +285,22 @@ async def _bounded(chunks: AsyncIterator[bytes], limit: int) -> AsyncIterator[by
         yield chunk
 
 
+READ_BYTES = 4 * 1024**2
+"""Of a document, at a time."""
 _TOO_LARGE = "a document has at most {} bytes at this server"
 
 
-def _read_all(file: BinaryIO, limit: int) -> bytes:
-    """On a thread of the file's own. Raises LimitExceeded or UnreadableDocument."""
+async def read_document(file: VideoFile, limit: int) -> bytes:
+    """Its bytes, however they came. Raises `LimitExceeded` for more than so many, and `UnreadableDocument` for one that
+    cannot be read to its end."""
+    if file.num_bytes > limit:
+        raise LimitExceeded(_TOO_LARGE.format(limit))
+    data = bytearray()
     try:
-        data = file.read(limit + 1)
+        while piece := await file.files.run(os.pread, file.whole.fileno(), READ_BYTES, len(data)):
+            data += piece
+            if len(data) > limit:  # one that grows while it is read
+                raise LimitExceeded(_TOO_LARGE.format(limit))
     except OSError as failure:
         raise UnreadableDocument(f"the document cannot be read to its end: {failure.strerror}") from None
-    if len(data) > limit:
-        raise LimitExceeded(_TOO_LARGE.format(limit))
-    return data
+    return bytes(data)

@@ -19,7 +19,6 @@ from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import (
-    DeadlineExceeded,
     InvalidRequest,
     LimitExceeded,
     Overloaded,
@@ -28,8 +27,7 @@ from slipstream.errors import (
 )
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.messages import Caption, CaptionEvent, CommittedText, FilmEvent, FilmFacts, Segment, SharedFrom
-from slipstream.rpc.security import current_rights
-from slipstream.time_limits import within
+from slipstream.time_limits import within_limit
 from slipstream.video.film_cuts import Cut, groups, parse_segments
 from slipstream.video.messages import SampledVideo, Window
 
@@ -129,11 +127,11 @@ class FilmCaptioner:
             SlipstreamError: whatever is wrong with the film, the request or the models.
         """
         cut, captioner = cut_of(plan), self._captioner
-        captioner.places.check(of_one=current_rights().max_captions)
+        captioner.places.check()
         plan = captioner.settled(plan, await captioner.check(plan, wait_for_ready=True))
         with ExitStack() as held:
             async with captioner.media.open(plan.path, upload, owner=plan.owner) as source:
-                held.enter_context(captioner.places.held(of_one=current_rights().max_captions))
+                held.enter_context(captioner.places.held())
                 film = await self.cut(plan, source, cut)
                 yield film.facts
                 said: list[TimedText] = []
@@ -341,10 +339,8 @@ class FilmCaptioner:
     @asynccontextmanager
     async def _in_time(self, plan: CaptionPlan, what: str) -> AsyncIterator[None]:
         """Surrounds a caption, and counts it. Raises `DeadlineExceeded` for one that takes too long."""
-        limit_s = self._config.request_timeout_s
-        late = f"{what} was not captioned within this server's limit of {limit_s:g} s"
         with self._captioner.metrics.captioning(plan.method.name):
-            async with within(limit_s, lambda: DeadlineExceeded(late)):
+            async with within_limit(self._config.request_timeout_s, f"{what} was not captioned"):
                 yield
 
 

@@ -251,19 +251,14 @@ class Media:
             LimitExceeded, Overloaded: so many frames never have room here, or had none in time.
         """
         size = size.within(self._limits.max_frame_pixels)
-        place = self.frames.reserve(DecodeRequest(num_frames, self._limits, size).frames_bytes)
-        try:
-            async for num_ahead in place.wait():
-                on_queued(num_ahead)
+        most_bytes = DecodeRequest(num_frames, self._limits, size).frames_bytes
+        async with self.frames.admitted(most_bytes, on_queued) as place:
             video = await self._pool.sample(
                 source.file, num_frames, size=size, owner=owner, on_progress=on_progress, files=source.files
             )
             if digest:
                 video.sha256, video.num_bytes = await _digest(source)
             place.shrink(video.frames.nbytes)
-        except BaseException:
-            place.release()
-            raise
         video.on_close = place.release
         return video
 
@@ -304,18 +299,13 @@ class Media:
         """Of each segment what `sample` gives for a video, or why there is nothing. Its frames count in the budget
         until the last of the segments is closed. Raises what `sample` does."""
         size = size.within(self._limits.max_frame_pixels)
-        place = self.frames.reserve(DecodeRequest(num_frames, self._limits, size, tuple(windows)).frames_bytes)
-        try:
-            async for _ in place.wait():
-                pass
+        most_bytes = DecodeRequest(num_frames, self._limits, size, tuple(windows)).frames_bytes
+        async with self.frames.admitted(most_bytes) as place:
             found = await self._pool.sample_windows(
                 source.file, num_frames, windows, size=size, owner=owner, film=source.name, files=source.files
             )
             videos = [video for video in found if isinstance(video, SampledVideo)]
             place.shrink(sum(video.frames.nbytes for video in videos))
-        except BaseException:
-            place.release()
-            raise
         held = Countdown(len(videos), place.release)
         for video in videos:
             video.on_close = held

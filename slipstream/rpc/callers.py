@@ -85,18 +85,28 @@ class Places:
         limit: of all callers together.
         share: of one caller, from 0 to 1, but never less than `least`.
         are: what they do, for the message to those who get none.
+        own_limit: the caller's own, if it has one in place of the share; it holds for those of this machine too.
     """
 
-    def __init__(self, what: str, limit: int, share: float = 1.0, *, least: int = 1, are: str = "are open") -> None:
+    def __init__(
+        self,
+        what: str,
+        limit: int,
+        share: float = 1.0,
+        *,
+        least: int = 1,
+        are: str = "are open",
+        own_limit: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self.what, self.limit, self.used = what, limit, 0
+        self._own_limit = own_limit
         self._of_one = min(limit, max(least, math.floor(limit * share)))
         self._are = are
         self._held: Counter[str] = Counter()
 
-    def check(self, number: int = 1, *, of_one: int | None = None) -> None:
-        """Raises `Overloaded` where the caller could not have so many more now. `of_one`: the caller's own limit, where
-        it is not the share of all; it holds for those of this machine too."""
-        caller = current_caller()
+    def check(self, number: int = 1) -> None:
+        """Raises `Overloaded` where the caller could not have so many more now."""
+        caller, of_one = current_caller(), self._own_limit()
         if of_one is None:
             of_one = self.limit if caller.may_have_all else self._of_one
         if self.used + number > self.limit:
@@ -112,13 +122,13 @@ class Places:
             )
 
     @contextlib.contextmanager
-    def held(self, number: int = 1, *, of_one: int | None = None) -> Iterator[Callable[[int], None]]:
+    def held(self, number: int = 1) -> Iterator[Callable[[int], None]]:
         """Takes places for the block; what it yields takes more. Raises `Overloaded`, as `check` does."""
         name, taken = current_caller().name, 0
 
         def take(more: int) -> None:
             nonlocal taken
-            self.check(more, of_one=of_one)
+            self.check(more)
             taken += more
             self.used += more
             self._held[name] += more

@@ -373,6 +373,12 @@ class Peers:
                 await peer.close()
 
 
+def models_of(peers: Peers) -> tuple[ModelInfo, ModelInfo | None]:
+    """What the target serves, which has been asked, and the draft, where one has answered."""
+    assert peers.target.model is not None, "the target has been asked"
+    return peers.target.model, peers.draft.model if peers.draft else None
+
+
 def _expecting(security: PeerSecurity | None, name: str) -> PeerSecurity | None:
     """The certificate of an address that a name led to has that name, unless it was said otherwise."""
     if security is None or not name or security.server_name:

@@ -252,12 +252,14 @@ def test_one_caller_has_a_share(caller: Any) -> None:
 
 
 def test_an_owner_may_have_a_limit_of_its_own(caller: Any) -> None:
-    places = Places("captions", 8, 0.25)
+    own_limits = [3]
+    places = Places("captions", 8, 0.25, own_limit=lambda: own_limits[-1])
     caller("alice")
-    with places.held(3, of_one=3), pytest.raises(Overloaded, match="may have 3 of 8"):
-        places.check(of_one=3)
+    with places.held(3), pytest.raises(Overloaded, match="may have 3 of 8"):
+        places.check()
+    own_limits.append(0)
     with pytest.raises(Overloaded, match="may have 0 of 8"):
-        places.check(of_one=0)
+        places.check()
 
 
 def test_more_may_be_taken_while_some_are_held(caller: Any) -> None:

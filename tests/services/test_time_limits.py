@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from slipstream.captioning import document_captioner, film_captioner
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.captioning.film_captioner import FilmCaptioner
@@ -20,7 +19,6 @@ from slipstream.messages import Caption
 from slipstream.options import CaptionOptions
 from slipstream.rpc.callers import Places
 from slipstream.rpc.reader import RemoteReader
-from slipstream.rpc.security import OwnerRights
 from slipstream.video.messages import SampledVideo
 from tests.services import test_documents_by_address as documents
 from tests.services import test_film_runner as films
@@ -118,23 +116,20 @@ async def test_a_document_that_waits_for_its_turn_keeps_no_caption_from_its_plac
 
 
 @pytest.mark.parametrize("kind", ["film", "document"])
-async def test_who_may_have_no_captions_is_told_before_anything_is_uploaded(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (film_captioner, document_captioner):
-        monkeypatch.setattr(module, "current_rights", lambda: OwnerRights(max_captions=0))
-
+async def test_who_may_have_no_captions_is_told_before_anything_is_uploaded(kind: str) -> None:
     async def nothing() -> AsyncIterator[bytes]:
         raise AssertionError("nothing is uploaded")
         yield b""
 
-    media = Media(documents.CONFIG)
+    media, places = Media(documents.CONFIG), Places("captions", 4, own_limit=lambda: 0)
     if kind == "film":
         config, models = films.CONFIG, cast(GatewayCaptioner, FilmModels(captions_segments=True))
+        models.places = places
         plan = make_plan(CaptionOptions(segments="fixed:1s"), config)
         events: Any = FilmCaptioner(config, models).caption_interactively(plan, nothing())
     else:
         captioner = cast(GatewayCaptioner, documents.FakeCaptioner(media))
+        captioner.places = places
         reading = DocumentCaptioner(documents.CONFIG, captioner, cast(RemoteReader, documents.FakeReader(media)))
         asked = DocumentOptions()
         events = reading.read_interactively(asked, reading.plan(asked), nothing())
