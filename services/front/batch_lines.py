@@ -11,11 +11,23 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from slipstream import errors
 from slipstream.archive.messages import BatchItem, Job, JobKind, document_values
 from slipstream.archive.queue import JobState
 from slipstream.documents.reading import DocumentOptions
-from slipstream.errors import SlipstreamError
+from slipstream.errors import (
+    DeadlineExceeded,
+    InvalidConfig,
+    InvalidRequest,
+    LimitExceeded,
+    ObjectChanged,
+    Overloaded,
+    PermissionDenied,
+    ServiceUnavailable,
+    SessionExists,
+    SlipstreamError,
+    Unauthenticated,
+    VideoNotFound,
+)
 from slipstream.messages import Caption
 from slipstream.service_info import GatewayInfo
 from slipstream.services.front.api_errors import ApiError, as_api_error
@@ -34,23 +46,39 @@ MAX_ID_CHARS = 256
 MAX_TOLD = 100
 """Wrong lines that are told of one batch."""
 BLOCK_BYTES = 256 * 1024
-_BY_STATUS = {kind.status: kind for kind in reversed(list(vars(errors).values())) if hasattr(kind, "status")}
-"""The widest of our errors with that gRPC status: their order in the module is from wide to narrow."""
+_BY_STATUS: dict[str, type[SlipstreamError]] = {
+    kind.status: kind
+    for kind in (
+        DeadlineExceeded,
+        InvalidConfig,
+        InvalidRequest,
+        LimitExceeded,
+        ObjectChanged,
+        Overloaded,
+        PermissionDenied,
+        ServiceUnavailable,
+        SessionExists,
+        Unauthenticated,
+        VideoNotFound,
+    )
+}
+"""The widest of our errors with that gRPC status."""
 
 # -- requests ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class BadLine(Exception):
-    """A line that is no request. `line` counts from 1."""
+class BadLine:
+    """A line that is no request."""
 
-    line: int
+    number: int
+    """From 1; 0: it is the file that is wrong."""
     message: str
     code: str = "invalid_line"
 
     def shown(self) -> dict[str, Any]:
         """In OpenAI's form."""
-        return {"code": self.code, "message": self.message, "param": None, "line": self.line}
+        return {"code": self.code, "message": self.message, "param": None, "line": self.number}
 
 
 @dataclass(frozen=True)
@@ -88,8 +116,6 @@ def _lines(file: IO[bytes], new_body: Callable[[], JsonBody], held: ExitStack) -
             yield BadLine(number, str(error), error.code or "invalid_line")
             if error.status == 413:  # it was not read to its end
                 return
-        except BadLine as error:
-            yield error
 
 
 def _feed_line(file: IO[bytes], rest: bytes, body: JsonBody) -> tuple[bytes, bool, bool]:
@@ -106,21 +132,21 @@ def _feed_line(file: IO[bytes], rest: bytes, body: JsonBody) -> tuple[bytes, boo
         rest = b""
 
 
-def _read_line(number: int, body: JsonBody, names: set[str]) -> BatchLine:
+def _read_line(number: int, body: JsonBody, names: set[str]) -> BatchLine | BadLine:
     value = body.value()
     if not isinstance(value, dict):
-        raise BadLine(number, "a line must be an object")
+        return BadLine(number, "a line must be an object")
     if unknown := set(value) - {"custom_id", "method", "url", "body"}:
-        raise BadLine(number, f"{min(unknown)[:64]!r} is not supported; leave it out")
+        return BadLine(number, f"{min(unknown)[:64]!r} is not supported; leave it out")
     name = value.get("custom_id")
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_ID_CHARS or not name.isprintable():
-        raise BadLine(number, f"custom_id must have 1 to {MAX_ID_CHARS} printable characters")
+        return BadLine(number, f"custom_id must have 1 to {MAX_ID_CHARS} printable characters")
     if name in names:
-        raise BadLine(number, f"custom_id {name!r} occurs twice", "duplicate_custom_id")
+        return BadLine(number, f"custom_id {name!r} occurs twice", "duplicate_custom_id")
     if value.get("method") != "POST" or value.get("url") != ENDPOINT:
-        raise BadLine(number, f'method must be "POST" and url "{ENDPOINT}"', "invalid_url")
+        return BadLine(number, f'method must be "POST" and url "{ENDPOINT}"', "invalid_url")
     if not isinstance(value.get("body"), dict):
-        raise BadLine(number, "body must be an object")
+        return BadLine(number, "body must be an object")
     names.add(name)
     return BatchLine(number, name, value["body"], body)
 

@@ -292,7 +292,7 @@ class Batches:
                 if isinstance(line, BadLine):
                     errors.append(line)
                 if num_lines > self._config.max_batch_lines:
-                    errors.append(BadLine(line_number(line), f"more than {num_lines - 1} requests", "too_many_lines"))
+                    errors.append(BadLine(line.number, f"more than {num_lines - 1} requests", "too_many_lines"))
                     break
                 if len(errors) >= MAX_TOLD:
                     break
@@ -376,8 +376,3 @@ def _fault(error: Exception, batch: HttpBatch) -> BadLine:
     line = error.line if isinstance(error, LineFault) else 0
     about = f"request {line}" if line else "the batch"
     return BadLine(line, f"this server failed in {about}; its log tells more under {batch.batch_id}", "server_error")
-
-
-def line_number(line: object) -> int:
-    """Of a line, good or bad."""
-    return int(getattr(line, "number", 0) or getattr(line, "line", 0))
