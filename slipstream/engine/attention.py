@@ -82,7 +82,7 @@ class SdpaKernel:
             return self._attend_in_blocks(query, keys, values, segment, scale)
         folded = query.reshape(1, kv_heads, -1, head_dim)
         mask = segment.folded_mask(heads // kv_heads) if segment.is_masked else None
-        return attend_unplanned(folded, keys[None], values[None], mask, scale).view(heads, num_rows, head_dim)
+        return attend_unplanned(folded, keys[None], values[None], mask, scale).reshape(heads, num_rows, head_dim)
 
     @staticmethod
     def _attend_in_blocks(query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:

@@ -68,6 +68,16 @@ def scaled_dot_product_flash_attention(
     return (*on_cpu(query, key, value, dropout_p, is_causal, scale=scale), None, None, 0, 0, None, None, None)
 
 
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **kwargs: Any
+) -> Tensor:
+    """Of the kernels behind it the one that takes masks and 32 bits (`_efficient_attention_forward` in torch's
+    attention.cu) gives [batch, rows, heads, d], transposed; flash attention's output has the strides of the queries."""
+    output = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, *args, **kwargs)
+    by_rows = query.dtype == torch.float32 or (query.dtype in HALF and attn_mask is not None)
+    return output.transpose(-3, -2).contiguous().transpose(-3, -2) if by_rows else output
+
+
 def histc(numbers: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """Of integers, too."""
     assert min < max, "else the device's numbers decide, which the host waits for"
@@ -76,6 +86,7 @@ def histc(numbers: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> T
 
 BY_NAME = {
     "histc": histc,
+    "scaled_dot_product_attention": scaled_dot_product_attention,
     "_flash_attention_forward": flash_attention_forward,
     "_scaled_dot_product_flash_attention": scaled_dot_product_flash_attention,
 }
