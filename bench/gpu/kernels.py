@@ -30,6 +30,7 @@ from slipstream.engine.static.accord import Accord
 from slipstream.engine.static.glue import compiled
 from slipstream.engine.static.pool import KVPool
 from slipstream.engine.static.step import Recorder
+from slipstream.engine.static.steps import CAPACITIES
 from slipstream.engine.static.trials import choose_join
 from slipstream.engine.static.windows import Join
 
@@ -65,11 +66,16 @@ def _by_varlen(query: Tensor, keys: Tensor, values: Tensor, scale: float, *, as_
         bounds[0],
         bounds[1],
         num_rows,
-        past,
+        _capacity(past) if "seqused_k" in known else past,
         return_aux=varlen.AuxRequest(lse=True),
         **{name: value for name, value in asked.items() if name in known},
     )
     return (output.view(query.shape) if as_heads else output.transpose(0, 1)), lse.view(kv_heads, num_queries)
+
+
+def _capacity(past: int) -> int:
+    """What a static step takes for the most keys that there may be, by which the kernel splits them over the device."""
+    return next((size for size in CAPACITIES if size >= past), past)
 
 
 @lru_cache(maxsize=64)
@@ -263,17 +269,13 @@ def time_cold(clock: Clock, way: Way, case: Case) -> float:
     count = max(2, -(-COLD_BYTES // case.kv_bytes))
     with torch.inference_mode():
         cases = [replace(case, keys=case.keys.clone(), values=case.values.clone()) for _ in range(count)]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+
+        def attend_all() -> None:
             for one in cases:
                 way(one)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for one in cases:
-                way(one)
-    return clock.time(graph.replay)["s"] / count
+
+        replay = Recorder(clock.device).record(attend_all)
+    return clock.time(replay)["s"] / count
 
 
 def measure_way(way: Way, case: Case, clock: Clock, bandwidth: float) -> dict[str, Any]:

@@ -5,14 +5,15 @@ they are judged, and must write what the same steps write unrecorded; where not,
 """
 
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from bench.common import say
 from bench.gpu.checks import Report, bounded, make_gpu_parser, parse_device
@@ -30,21 +31,38 @@ WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize")
 """How calls begin that launch something, and that wait for the device."""
 
 
-def count_calls(run: Callable[[], object], device: torch.device) -> dict[str, int | None]:
-    """What one run asks of the device: `launches`, `waits`, `kernels` that it ran; and torch's own `operations`.
+Calls = dict[str, int | None]
+
+
+def count_calls(runs: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, Calls]:
+    """What each run asks of the device: `launches`, `waits`, `kernels` that it ran; and torch's own `operations`.
 
     The first three are None where no kernel was seen: on a CPU, and where torch's profiler does not get at the GPU, of
-    which it only warns.
+    which it only warns. One session of the profiler counts all runs, behind all that is timed: a second one of a
+    process may see nothing of the GPU, and what follows one may be slower.
     """
     on_cuda = [ProfilerActivity.CUDA] if device.type == "cuda" else []
     with torch.inference_mode():
-        run()
-        with profile(activities=[ProfilerActivity.CPU, *on_cuda], acc_events=True) as profiled:
+        for run in runs.values():
             run()
-    calls = [event.name for event in profiled.events() if event.device_type.name == "CPU"]
-    num_kernels = sum(event.device_type.name == "CUDA" for event in profiled.events())
-    if on_cuda and not num_kernels:
+        with profile(activities=[ProfilerActivity.CPU, *on_cuda], acc_events=True) as profiled:
+            for name, run in runs.items():
+                with record_function(name):
+                    run()
+                    Clock(device).finish()  # so that its kernels end within its time
+    events = list(profiled.events())
+    counted = {name: _calls_within(name, events) for name in runs}
+    if on_cuda and not any(calls["kernels"] for calls in counted.values()):
         say("torch's profiler sees no kernels: is CUPTI there, and LD_LIBRARY_PATH free of another one?")
+    return counted
+
+
+def _calls_within(name: str, events: Sequence[FunctionEvent]) -> Calls:
+    """Of what ran while the run of that name did; its own mark is no call, and not a kernel either."""
+    (time,) = (event.time_range for event in events if event.name == name and event.device_type.name == "CPU")
+    within = [event for event in events if time.start <= event.time_range.start <= time.end and event.name != name]
+    calls = [event.name for event in within if event.device_type.name == "CPU"]
+    num_kernels = sum(event.device_type.name == "CUDA" for event in within)
     return {
         "launches": sum(name.startswith(LAUNCHES) for name in calls) if num_kernels else None,
         "waits": sum(name.startswith(WAITS) for name in calls) if num_kernels else None,
@@ -78,6 +96,12 @@ def measure_graphs(given: Namespace, report: Report) -> dict[str, Any]:
             _judge_steps(report, name, of_model, given)
             del model
             free(given.device)
+        drafts = [name for name in given.models if name in DRAFTS and "error" not in found[name][_served(found[name])]]
+        counted = attempt(partial(_count_tokens, drafts, given, found))
+        for name in drafts:
+            calls = found[name]["a_token"] = counted.get(name, counted)
+            for what, most in (("launches", MOST_LAUNCHES), ("waits", MOST_WAITS)):
+                report.at_most(f"{name}, {_served(found[name])}: {what} a token", calls.get(what, calls), most)
     report.in_time(bound)
     return {"bandwidth_bytes_per_s": bandwidth, "measured": found}
 
@@ -86,14 +110,29 @@ def _measure_steps(model: RandomModel, given: Namespace, bandwidth: float, *, ex
     static_tokens = extra and extra + max(given.video_tokens)
     engine = model.engine(get_kernel("auto", model.device, model.dtype), static_tokens=static_tokens)
     sizes = {str(size): _measure_size(model, engine, given, size, bandwidth) for size in given.video_tokens}
-    state = model.filled_state(engine.runner, NUM_BEFORE + num_kept(given.video_tokens[0], ALPHA) + NUM_TEXT)
-    calls = count_calls(lambda: greedy_tokens(engine, state, 1, COUNTED_TOKENS), given.device)
-    attention = engine.static.attention if engine.static is not None else "auto"
+    return {"attention": engine.static.attention if engine.static is not None else "auto", "sizes": sizes}
+
+
+def _count_tokens(drafts: Sequence[str], given: Namespace, found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What a token of each draft asks of the device, as it is served: made anew, as nothing is timed behind this."""
+    runs: dict[str, Callable[[], object]] = {}
+    for name in drafts:
+        say(f"gpu-graph: {name}, its calls")
+        model = RandomModel.make(_geometry(name, given), given.device, given.dtype)
+        extra = MODES[_served(found[name])]
+        kernel = get_kernel("auto", model.device, model.dtype)
+        engine = model.engine(kernel, static_tokens=extra and extra + max(given.video_tokens))
+        state = model.filled_state(engine.runner, NUM_BEFORE + num_kept(given.video_tokens[0], ALPHA) + NUM_TEXT)
+        runs[name] = partial(greedy_tokens, engine, state, 1, COUNTED_TOKENS)
     return {
-        "attention": attention,
-        "sizes": sizes,
-        "a_token": {name: count and count / COUNTED_TOKENS for name, count in calls.items()},
+        name: {what: count and count / COUNTED_TOKENS for what, count in calls.items()}
+        for name, calls in count_calls(runs, given.device).items()
     }
+
+
+def _served(found: Mapping[str, Any]) -> str:
+    """How a service would step."""
+    return "static" if "error" not in found["static"] else "eager"
 
 
 def _measure_size(model: RandomModel, engine: VideoLM, given: Namespace, size: int, bandwidth: float) -> dict[str, Any]:
@@ -141,7 +180,7 @@ def _same_ids(model: RandomModel, given: Namespace) -> bool:
 
 
 def _judge_steps(report: Report, name: str, found: dict[str, Any], given: Namespace) -> None:
-    mode = "static" if "error" not in found["static"] else "eager"
+    mode = _served(found)
     report.equals(f"{name}: static steps", found["static"].get("error", "measured"), "measured")
     served, what = found[mode], f"{name}, {mode}"
     if "error" in served:
@@ -151,9 +190,6 @@ def _judge_steps(report: Report, name: str, found: dict[str, Any], given: Namesp
             report.at_most(f"{what}, {size}: T_q over bytes/bandwidth", row["T_q_over_floor"], MOST_OVER_FLOOR)
         if "T_p_growth" in row:
             report.at_most(f"{what}, {size}: T_p(8) over T_p(1)", row["T_p_growth"], MOST_GROWTH)
-    if name in DRAFTS:
-        for calls, most in (("launches", MOST_LAUNCHES), ("waits", MOST_WAITS)):
-            report.at_most(f"{what}: {calls} a token", served["a_token"][calls], most)
     report.equals(f"{name}: ids of graphs are those of the same steps unrecorded", found["ids"], True)
 
 
@@ -179,40 +215,41 @@ TOWERS = {
 """By name: whose it is, height and width of the frames, most seconds for all of them."""
 NUM_FRAMES, TINY_FRAMES, TINY_SIDES = 128, 16, (56, 84)
 MOST_KERNELS = 15_000
+IN_A_CHUNK = ", in a chunk"
 
 
 def measure_towers(given: Namespace, report: Report) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found, about = dict[str, dict[str, Any]](), dict[str, str]()
+    runs: dict[str, Callable[[], object]] = {}
     with bounded() as bound:
         for tower, (name, sides, most_s) in TOWERS.items():
             say(f"gpu-vision: {tower}")
             model = RandomModel.make(_geometry(name, given), given.device, given.dtype)
             count, (height, width) = (TINY_FRAMES, TINY_SIDES) if given.tiny else (NUM_FRAMES, sides)
-            row = found[tower] = attempt(partial(_measure_tower, model, given, (count, height, width, 3)))
-            about = f"{tower}, {count} frames {width}x{height}"
-            report.at_most(f"{about}: seconds", row.get("s", row), most_s)
-            if tower == "Qwen ViT":
-                report.at_most(f"{about}: kernels", row.get("kernels", row), MOST_KERNELS)
-                report.at_most(f"{tower}: waits inside a chunk", row.get("waits_a_chunk", row), 0)
-            del model
-            free(given.device)
+            about[tower] = f"{tower}, {count} frames {width}x{height}"
+            found[tower] = attempt(partial(_measure_tower, tower, model, given, (count, height, width, 3), runs))
+            report.at_most(f"{about[tower]}: seconds", found[tower].get("s", found[tower]), most_s)
+        calls = count_calls(runs, given.device)
+        for tower, of_tower in found.items():
+            if tower in runs:
+                of_tower |= {**calls[tower], "waits_a_chunk": calls[tower + IN_A_CHUNK]["waits"]}
+        qwens = found["Qwen ViT"]
+        report.at_most(f"{about['Qwen ViT']}: kernels", qwens.get("kernels", qwens), MOST_KERNELS)
+        report.at_most(f"Qwen ViT{IN_A_CHUNK}: waits", qwens.get("waits_a_chunk", qwens), 0)
     report.in_time(bound)
     return {"towers": found}
 
 
-def _measure_tower(model: RandomModel, given: Namespace, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Of frames that are noise; making pixels of them, which other threads do, is not counted."""
+def _measure_tower(
+    tower: str, model: RandomModel, given: Namespace, shape: tuple[int, ...], runs: dict[str, Callable[[], object]]
+) -> dict[str, Any]:
+    """Of frames that are noise; making pixels of them, which other threads do, is not counted. Leaves in `runs` what
+    is to be counted."""
     engine = model.engine(SdpaKernel())
     chunks = engine.preprocess(np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8), shape[0])
-    timing = Clock(given.device, given.repeats).time(lambda: engine.encode(chunks))
-    calls = count_calls(lambda: engine.encode(chunks), given.device)
-    in_chunk = count_calls(lambda: engine._adapter.encode(chunks[0]), given.device)
-    return {
-        **timing,
-        "chunks": len(chunks),
-        **calls,
-        "waits_a_chunk": in_chunk["waits"],
-    }
+    runs[tower] = partial(engine.encode, chunks)
+    runs[tower + IN_A_CHUNK] = partial(engine._adapter.encode, chunks[0])
+    return {**Clock(given.device, given.repeats).time(runs[tower]), "chunks": len(chunks)}
 
 
 def main_vision(argv: Sequence[str]) -> None:

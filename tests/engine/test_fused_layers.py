@@ -23,7 +23,7 @@ from slipstream.engine.fused_layers import (
 )
 from slipstream.engine.fused_runner import FusedRunner
 from slipstream.engine.parallel.shards import SummedLinear
-from slipstream.engine.static import glue
+from slipstream.engine.static import glue, trials
 from slipstream.engine.static.accord import Accord
 from slipstream.engine.static.glue import choose_glue, compiled_glue, torch_glue
 from slipstream.speculation.protocol import TokenTree
@@ -68,6 +68,25 @@ def test_layers_are_upstreams(model: VideoLM) -> None:
         torch.testing.assert_close(fused(hidden, positions, among_rows), expected, rtol=1e-12, atol=1e-12)
         again = model.runner.run_through(hidden, positions, among_rows)
         torch.testing.assert_close(again, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("default")  # of what a compiler does
+@pytest.mark.parametrize("make_glue", [torch_glue, pytest.param(compiled_glue, marks=pytest.mark.long)])
+@torch.inference_mode()
+def test_trials_are_of_rows_as_layers_hand_them_over(model: VideoLM, make_glue: MakeGlue) -> None:
+    """Compiled code that was tried on other strides would be another one in serving."""
+    found = list[tuple[int, ...]]()
+
+    def attend(layer: int, *rows: Any) -> Tensor:
+        found.extend(each.stride() for each in rows[:3])
+        return among_rows(layer, *rows)
+
+    hidden, positions = some_rows(model, 5)
+    FusedLayers(model.runner.decoder, make_glue)(hidden, positions, attend)
+    attention = decoder_of(model).layers[0].self_attn
+    heads, kv_heads = (len(part.weight) // attention.head_dim for part in (attention.q_proj, attention.k_proj))
+    tried = [each.stride() for each in trials.fused_rows(torch.empty, 5, heads, kv_heads, attention.head_dim)]
+    assert found == tried * len(decoder_of(model).layers)
 
 
 def decoder_of(model: VideoLM) -> Any:

@@ -65,20 +65,22 @@ class StaticSteps:
         self._steps: dict[StepShape, StaticStep | None] = {}
         self._no_room: dict[StepShape, _Patience] = {}
         runner.pool = self.pool
-        recorder, make_windows = Recorder(like.device), cast(MakeWindows, WholeWindows)
+        make_windows = cast(MakeWindows, WholeWindows)
         self.attention = "whole"
         """How windows attend. With a fixed width by the way whose bits stay the same, as over a pool in which no video
         has room."""
         if not width and self.pool.num_free >= CAPACITIES[0]:
             num_heads = attention.q_proj.weight.shape[0] // head_dim
-            self.attention, make_windows = choose_windows(self.pool, num_heads, recorder, self._accord)
+            trials = Recorder(like.device)  # of their own: what they took is free again, and steps take far less
+            self.attention, make_windows = choose_windows(self.pool, num_heads, trials, self._accord)
+            del trials
         most_rows = width or NUM_SESSIONS[-1] * NUM_ROWS[-1]
         vocab_size = cast(Any, runner.lm_head).out_features
         logits = torch.empty(most_rows, vocab_size, dtype=torch.float32, device=like.device)
         self.layers, run_layers = _choose_layers(runner, num_axes, like, self._accord)
         """How layers are computed: by upstream's own code, or fused, by the name of what lies between the products."""
         embed_tokens, head = runner.decoder.embed_tokens, runner.lm_head
-        tail = num_axes, logits, recorder, self._accord
+        tail = num_axes, logits, Recorder(like.device), self._accord
         self._parts = StepParts(embed_tokens, run_layers, head, self.pool, make_windows, *tail)
 
     def fix_widths(self) -> None:

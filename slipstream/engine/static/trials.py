@@ -103,6 +103,16 @@ def of_all(said: Sequence[Sequence[str]]) -> str:
     return next((name for name in said[0] if all(name in of_rank for of_rank in said)), "")
 
 
+def fused_rows(
+    make: Callable[..., Tensor], num_rows: int, num_heads: int, kv_heads: int, head_dim: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [heads, rows, d] in the strides of those of `FusedLayers`: what is compiled for others
+    is compiled anew in the middle of serving. `make` takes a shape."""
+    rotated = make(num_rows, num_heads + kv_heads, head_dim).transpose(0, 1)
+    packed = make(num_rows, num_heads + 2 * kv_heads, head_dim).transpose(0, 1)
+    return rotated[:num_heads], rotated[num_heads:], packed[num_heads + kv_heads :]
+
+
 JoinSample = tuple[tuple[Tensor, Tensor], Tensor, Tensor, Tensor, Tensor, float]
 """What a `Join` takes."""
 
@@ -116,8 +126,8 @@ def _sample(like: Tensor, num_heads: int, num_sessions: int) -> JoinSample:
         return torch.randn(size, dtype=dtype, device=like.device, generator=generator)
 
     with torch.inference_mode():
-        heads = num_heads, kv_heads, kv_heads
-        query, keys, values = (fold(random(each, shape.num_all_rows, head_dim), kv_heads, shape) for each in heads)
+        of_rows = fused_rows(random, shape.num_all_rows, num_heads, kv_heads, head_dim)
+        query, keys, values = (fold(each, kv_heads, shape) for each in of_rows)
         lse = random(kv_heads * query.shape[2], num_sessions, dtype=torch.float32).T  # as `past_by_varlen` has it
         of_past = random(*query.shape), lse.reshape(query.shape[:-1])
         mask = random(num_sessions, 1, query.shape[2], MANY_ROWS, dtype=torch.float32)
@@ -174,9 +184,8 @@ def _timed_and_compared(
     past = [extent.length - NUM_ROWS * (1 + index) for index, extent in enumerate(extents)]
     shape = StepShape(len(extents), NUM_ROWS, extents[0].length)
     places = _places(shape, extents, past, like.device)
-    size = (num_heads, shape.num_all_rows, head_dim)
-    query = torch.randn(size, dtype=like.dtype, device=like.device, generator=generator)
-    keys, values = (held[0][places.write_rows].transpose(0, 1) for held in (pool.keys, pool.values))
+    random = partial(torch.randn, dtype=like.dtype, device=like.device, generator=generator)
+    query, keys, values = fused_rows(random, shape.num_all_rows, num_heads, like.shape[1], head_dim)
     windows, output = make(pool, places), like.new_empty(shape.num_all_rows, num_heads, head_dim)
 
     def attend() -> None:

@@ -97,8 +97,7 @@ def test_a_join_that_was_checked_serves_every_window(written: list[Example], mon
         for rows in (2, 4, 8, 16, 32):
             shape = StepShape(sessions, rows, 512)
             places = trials._places(shape, extents[:sessions], [past] * sessions, torch.device("cpu"))
-            query = torch.randn(HEADS, shape.num_all_rows, HEAD_DIM)
-            key, value = torch.randn(2, KV_HEADS, shape.num_all_rows, HEAD_DIM)
+            query, key, value = trials.fused_rows(torch.randn, shape.num_all_rows, HEADS, KV_HEADS, HEAD_DIM)
             outputs = []
             for each in (join, join_window):
                 windows = JoinedWindows(pool, places, partial(past_by_varlen, varlen), each)
