@@ -27,10 +27,21 @@ def lease_from(worker: str, row: Sequence[bytes | int]) -> Lease:
     `DamagedRecord`."""
     with _intact("a job"):
         name, batch_id, custom_id, epoch, payload, _, options, _, attempts, crashes, entry, owner, trace = texts(row)
-        is_suspect = entry.startswith("suspects ")
-        counts = int(attempts), int(crashes)
-        said = payload, options, *counts, is_suspect, entry, owner, trace
-        return Lease(name, batch_id, custom_id, worker, int(epoch), *said)
+        return Lease(
+            name,
+            batch_id,
+            custom_id,
+            worker=worker,
+            epoch=int(epoch),
+            payload=payload,
+            options=options,
+            attempts=int(attempts),
+            crashes=int(crashes),
+            is_suspect=entry.startswith("suspects "),
+            entry=entry,
+            owner=owner,
+            traceparent=trace,
+        )
 
 
 def damage_in(row: Sequence[bytes]) -> str:
@@ -48,12 +59,27 @@ def job_from(batch_id: str, row: Sequence[bytes]) -> JobRecord:
         epoch, attempts, crashes, progress, *times, total, done = rest
         if state == JobState.DONE and sha256(row[4]) != digest:
             result, error, code = "", f"the result was damaged in the store: {DAMAGED}", "DATA_LOSS"
-        counts = int(epoch), int(attempts), int(crashes)
         created_s, started_s, ended_s = map(_seconds, times)
-        said = payload, result, error, code, worker
-        said_of_parts = int(total), int(done)
-        times_s = created_s, started_s, ended_s
-        return JobRecord(name, batch_id, custom_id, JobState(state), *said, *counts, progress, *times_s, *said_of_parts)
+        return JobRecord(
+            name,
+            batch_id,
+            custom_id,
+            JobState(state),
+            payload=payload,
+            result=result,
+            error=error,
+            error_code=code,
+            worker=worker,
+            epoch=int(epoch),
+            attempts=int(attempts),
+            crashes=int(crashes),
+            progress=progress,
+            created_s=created_s,
+            started_s=started_s,
+            ended_s=ended_s,
+            parts_total=int(total),
+            parts_done=int(done),
+        )
 
 
 def batch_from(batch_id: str, pairs: Sequence[bytes]) -> BatchRecord | None:

@@ -305,6 +305,21 @@ def _placed(entry: str) -> tuple[int, str]:
 
 
 def _waiting(batch_id: str, job: JobSpec) -> JobRecord:
-    said = job.payload, "", "", "", ""
-    name = job_id(batch_id, job.custom_id)
-    return JobRecord(name, batch_id, job.custom_id, JobState.QUEUED, *said, 0, 0, 0, "", 0.0, 0.0, 0.0)
+    return JobRecord(
+        job_id(batch_id, job.custom_id),
+        batch_id,
+        job.custom_id,
+        JobState.QUEUED,
+        payload=job.payload,
+        result="",
+        error="",
+        error_code="",
+        worker="",
+        epoch=0,
+        attempts=0,
+        crashes=0,
+        progress="",
+        created_s=0.0,
+        started_s=0.0,
+        ended_s=0.0,
+    )

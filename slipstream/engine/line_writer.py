@@ -243,7 +243,7 @@ class LineWriter:
         return line.output[-1], room if session.written is None else min(room, session.written.room)
 
     def _take(self, session: DraftSession, written: Sequence[int], ahead: Ahead) -> None:
-        """Of tokens that the model has written by itself those before the first that nobody could have chosen."""
+        """Takes the tokens that the model has written ahead, up to the first that nobody could have chosen."""
         try:
             self._taken(session, written, ahead)
         except Exception as error:

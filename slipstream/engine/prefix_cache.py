@@ -122,7 +122,7 @@ class VideoPrefix:
 
 
 def share_of_keys(kv_bytes_per_token: int, hidden_size: int) -> float:
-    """Of the bytes of a kept prefix, how many are its keys and values, which lie where all of them do: the others are
+    """The share of a kept prefix's bytes that is keys and values, which lie where all of them do; the rest is hidden
     states, in memory of their own."""
     return kv_bytes_per_token / (kv_bytes_per_token + 2 * hidden_size * torch.bfloat16.itemsize)
 

@@ -104,7 +104,7 @@ class RidePlanner:
         self._alone_row_s = _fresher(self._alone_row_s, seconds / num_rows)
 
     def _next_number(self, limit_s: float) -> int:
-        """Of rows: as many as fit the budget of this pass, or that of all since the last ride."""
+        """How many rows ride: as many as fit the budget of this pass, or that of all passes since the last ride."""
         self._num_saved += 1
         number = self._largest_within(limit_s)
         if number and not self._is_dear(number):

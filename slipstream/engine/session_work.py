@@ -122,7 +122,7 @@ class SessionWork:
     def close(self, then: Callable[[], None] = lambda: None) -> asyncio.Future[None]:
         """Ends the session; its memory is freed after the block that may be running, and then `then()` is called.
 
-        Returns what is done when all this has happened. It need not be awaited.
+        Returns a future that is done when all this has happened; it need not be awaited.
         """
         self.free_frames()
         if self._released is None:

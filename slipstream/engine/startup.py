@@ -300,7 +300,7 @@ def try_static_steps(model: VideoLM, num_bytes: int, *, fix_widths: bool = False
 
 
 def _differences(model: VideoLM, steps: StaticSteps) -> list[float]:
-    """Of static steps that there are from the model's other ones, by logits beside the largest of them."""
+    """How far the logits of each static step are from those of an ordinary step, beside the largest logit."""
     state = _short_prefill(model)
     differences = []
     for num_tokens in _steps_of(model):

@@ -78,7 +78,7 @@ def read_peer(peer: str) -> Caller:
 
 
 class Places:
-    """So many of something at once, of which one caller may have a share.
+    """A limited number of places, of which one caller may hold a share.
 
     Args:
         what: names them in metrics; one word.

@@ -81,12 +81,12 @@ class RemoteTarget(RemoteModel):
         self._security = security
 
     async def choose(self, video: session_codec.HasFrames) -> "RemoteTarget":
-        """The one that takes the next caption: where there is one, it is that, and need not be asked."""
+        """Returns itself: a single target leaves nothing to choose."""
         return self
 
     @contextlib.asynccontextmanager
     async def at(self, address: str) -> AsyncIterator["RemoteTarget"]:
-        """The one of several targets that is there: itself where it is at its own address."""
+        """The target at `address`: this one where that is its own, else one for as long as the context lasts."""
         if address == self.address:
             yield self
             return

@@ -259,7 +259,7 @@ class Pool(Generic[ServiceT]):
                 )
 
     def _complaint(self) -> SlipstreamError:
-        """Of several the one that may pass, as of who starts again beside one of another release."""
+        """Why no member can be used: the failure that may pass, if there is one."""
         failures = [member.failure for member in self.members if member.failure is not None]
         none = ServiceUnavailable(f"none of the {self.role}s answers; try again")
         return min(failures, key=lambda failure: not isinstance(failure, ServiceUnavailable), default=none)

@@ -122,9 +122,9 @@ class HealthWatch:
 # -- server -----------------------------------------------------------------------------------------------------------
 
 ANSWER_S = 1.0
-"""For calls to end in, once they are told to."""
+"""How long calls have to end, once they are told to."""
 READ_S = 0.2
-"""For callers to read why: one whose next write fails on a closed connection never does."""
+"""How long connections stay open then, so that a caller that is still writing reads why it was ended."""
 SETTLE_S = 5.0
 MAX_PORT = 65_535
 ConfigT = TypeVar("ConfigT", bound=ServiceOptions)

@@ -121,13 +121,20 @@ def placements(
 
 def _placement(measured: MeasuredCaptions, max_window: int, targets: int) -> Placement:
     shortest_s, longest_s = draft_pass_bounds(measured.draft_pass_s, targets)
-    decoding = [_decoding(measured.costs, max_window, seconds) for seconds in (longest_s, shortest_s)]
+    slower, faster = (_decoding(measured.costs, max_window, seconds) for seconds in (longest_s, shortest_s))
     plain_s = measured.num_tokens * measured.costs.plain_token_s.value
-    devices = [
-        (measured.first_token_s + plain_s) / (measured.first_token_s + plain_s / faster) * targets / (targets + 1)
-        for faster in decoding
-    ]
-    return Placement(targets, *decoding, *devices)
+
+    def devices(decoding: float) -> float:
+        gain = (measured.first_token_s + plain_s) / (measured.first_token_s + plain_s / decoding)
+        return gain * targets / (targets + 1)
+
+    return Placement(
+        targets,
+        decoding_at_least=slower,
+        decoding_at_most=faster,
+        devices_at_least=devices(slower),
+        devices_at_most=devices(faster),
+    )
 
 
 def draft_pass_bounds(draft_pass_s: Mapping[int, float], captions: int) -> tuple[float, float]:
@@ -220,16 +227,16 @@ def captions_of_each(at_once: float, targets: float) -> int:
 
 
 def compare(drafted: DraftedTime, plain: PlainTime, targets: int, plain_targets: float) -> Compared:
-    """`drafted` by so many targets with drafts, beside so many plain ones of which one has shown `plain`."""
+    """What `targets` with drafts took, `drafted`, beside what `plain_targets` would have: one of those took `plain`."""
     at_once = max(drafted.at_once, 1.0)
     drafted_busy_s = drafted.wall_s * min(targets, at_once)
     prefill_s = min(drafted.prefill_s, drafted_busy_s)
     rest_s = plain.rest_s * drafted.num_tokens / plain.num_tokens
     plain_s = (prefill_s + rest_s) / min(plain_targets, at_once)
     return Compared(
-        plain_s / drafted.wall_s,
-        plain_targets,
-        at_once,
-        rest_s / max(drafted_busy_s - prefill_s, 1e-9),
-        prefill_s / max(prefill_s + rest_s, 1e-9),
+        times=plain_s / drafted.wall_s,
+        plain_targets=plain_targets,
+        at_once=at_once,
+        faster=rest_s / max(drafted_busy_s - prefill_s, 1e-9),
+        prefill_share=prefill_s / max(prefill_s + rest_s, 1e-9),
     )

@@ -55,7 +55,7 @@ def choose_windows(pool: KVPool, num_heads: int, recorder: Recorder, accord: Acc
 
 
 def fastest(timed: Sequence[Mapping[str, float]]) -> str:
-    """Of the ways that are right at all ranks, of whose seconds each rank tells."""
+    """The way that is right at all ranks and whose slowest rank is the fastest, of the seconds that each rank tells."""
     usable = [name for name in timed[0] if all(name in of_rank for of_rank in timed)]
     return min(usable, key=lambda name: max(of_rank[name] for of_rank in timed), default="whole")
 
