@@ -65,17 +65,25 @@ def scaled_dot_product_flash_attention(
     if query.dtype not in HALF:
         raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
     on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return (*on_cpu(query, key, value, dropout_p, is_causal, scale=scale), None, None, 0, 0, None, None, None)
+    output, lse = on_cpu(query, key, value, dropout_p, is_causal, scale=scale)
+    return _laid_out_as(query, output), lse, None, None, 0, 0, None, None, None
+
+
+def _laid_out_as(query: Tensor, output: Tensor) -> Tensor:
+    """In the order of the queries' strides, as flash attention allocates it; without their gaps."""
+    return torch.empty_like(query.transpose(-3, -2)).transpose(-3, -2).copy_(output)
 
 
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Tensor:
     """Of the kernels behind it the one that takes masks and 32 bits (`_efficient_attention_forward` in torch's
-    attention.cu) gives [batch, rows, heads, d], transposed; flash attention's output has the strides of the queries."""
+    attention.cu) gives [batch, rows, heads, d], transposed."""
     output = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, *args, **kwargs)
     by_rows = query.dtype == torch.float32 or (query.dtype in HALF and attn_mask is not None)
-    return output.transpose(-3, -2).contiguous().transpose(-3, -2) if by_rows else output
+    if by_rows:
+        return output.transpose(-3, -2).contiguous().transpose(-3, -2)
+    return _laid_out_as(query, output) if query.dtype in HALF else output
 
 
 def histc(numbers: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
