@@ -20,6 +20,7 @@ from slipstream.engine.vision_attention import IMPLEMENTATION as WINDOWED
 from slipstream.engine.vision_attention import tower_inputs
 from slipstream.families.adapter import FrameFacts, Pixels, PromptPlan, TextDecoder
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
+from slipstream.families.qwen2_5_vl import multiply_patches
 from slipstream.frame_size import ANY_SIZE
 from slipstream.service_info import ModelInfo
 
@@ -129,6 +130,8 @@ class RandomAdapter:
         self._side = geometry.vision.get("image_size", 0)
         if not self._side:
             parts.model.visual.config._attn_implementation = WINDOWED  # as the family's own adapter has it
+            if self._parts.device.type == "cuda":
+                multiply_patches(parts.model.visual.patch_embed)
 
     def plan_prompt(self, prompt: str, frames: FrameFacts) -> PromptPlan:
         return plan_of(frames.num_frames)
@@ -137,7 +140,8 @@ class RandomAdapter:
         if self._side:
             return Pixels(len(frames), FramePreprocessor(self._side, self._side)(frames))
         preprocess = PatchPreprocessor()
-        return Pixels(len(frames), preprocess(frames, num_frames), preprocess.grid(*frames.shape[:3]))
+        values = preprocess(frames, num_frames).to(self._parts.dtype)
+        return Pixels(len(frames), values, preprocess.grid(*frames.shape[:3]))
 
     def encode(self, pixels: Pixels) -> Tensor:
         values = to_device(pixels.values.to(self._parts.dtype), self._parts.device)

@@ -285,7 +285,8 @@ class PatchPreprocessor:
         height, width = self._resized(frames.shape[1], frames.shape[2], num_frames)
         pixels = self.pixels.apply(frames, self.frame_size, num_frames)
         missing = -len(pixels) % self.temporal_patch_size
-        pixels = torch.cat([pixels, pixels[-1:].expand(missing, -1, -1, -1)])
+        if missing:
+            pixels = torch.cat([pixels, pixels[-1:].expand(missing, -1, -1, -1)])
         side, merge = self.patch_size, self.merge_size
         blocks = pixels.view(
             -1, self.temporal_patch_size, 3, height // side // merge, merge, side, width // side // merge, merge, side

@@ -1,5 +1,6 @@
 """Qwen2.5-VL in the engine against plain transformers on the same checkpoint, and against itself in other groupings."""
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.startup import warm_up
 from slipstream.errors import InvalidRequest, LimitExceeded, ModelNotUsable
 from slipstream.families.preprocess import PatchPreprocessor
+from slipstream.families.qwen2_5_vl import multiply_patches
 from tests.engine.conftest import random_frames
 from tests.support.tiny_checkpoint import write_tiny_qwen
 
@@ -298,3 +300,17 @@ def test_a_prompt_resumed_behind_the_same_video_answers_as_if_it_were_the_first(
     plan = qwen.plan(other_prompt, video)
     state, logits = qwen.ours.resume_prefill(plan, first.cache.fork(plan.text_start)).finish()
     assert greedy(qwen.ours, state, logits, 16) == qwen.generate(other_prompt, video, 16)
+
+
+@torch.inference_mode()
+def test_patches_are_multiplied_as_they_are_convolved(qwen: QwenPair) -> None:
+    """On a GPU; a CPU keeps the convolution, whose bits are upstream's."""
+    patch_embed = copy.deepcopy(qwen.theirs.model.visual.patch_embed).double()
+    assert "forward" not in vars(qwen.ours._adapter._model.model.visual.patch_embed.proj)  # type: ignore[attr-defined]
+    conv = patch_embed.proj
+    patches = torch.randn(50, conv.weight[0].numel(), dtype=torch.float64, generator=torch.manual_seed(0))
+    right = patch_embed(patches)
+    multiply_patches(patch_embed)
+    torch.testing.assert_close(patch_embed(patches), right, rtol=1e-12, atol=1e-12)
+    conv.weight.zero_()
+    assert not patch_embed(patches).any(), "the weights are the convolution's own"
