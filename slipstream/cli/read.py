@@ -108,8 +108,8 @@ def read_command(
         raise InvalidConfig("two of the documents would have the same name in --output; read them one by one")
     of_targets = {"ocr": ocr != DocumentOptions.ocr, "stage": stage != DocumentOptions.stage, "gateway": bool(gateway)}
     _check_who_reads(reader, ocr_only, of_targets | dict.fromkeys(options.given(), True))
-    if flag := "--gateway" * (gateway is not None) or "--ocr-only" * ocr_only:
-        check_no_models(stack_options, flag)
+    if ocr_only or gateway is not None:
+        check_no_models(stack_options, "--ocr-only" if ocr_only else "--gateway")
     stack_options = _with_a_reader(stack_options)
     _check_known(("--surface", surface, ("", *SURFACES)), ("--stage", stage, STAGES), ("--ocr", ocr, OCR_WHEN))
     _make_folder(output)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from slipstream.errors import InvalidRequest, LimitExceeded
-from slipstream.video.decode import DecodeCancelled, sample_video
+from slipstream.video.container import DecodeCancelled
+from slipstream.video.decode import sample_video
 from slipstream.video.frame_times import DecodeRun, PacketTimes, plan_all, plan_runs
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from tests.support.clip_kinds import CLIPS, SHORT_GROUPS, TIMES_MS
