@@ -138,13 +138,13 @@ class RandomAdapter:
 
     def preprocess(self, frames: NDArray[np.uint8], num_frames: int) -> Pixels:
         if self._side:
-            return Pixels(len(frames), FramePreprocessor(self._side, self._side)(frames))
+            return Pixels(len(frames), FramePreprocessor(self._side, self._side)(frames, self._parts.dtype))
         preprocess = PatchPreprocessor()
-        values = preprocess(frames, num_frames).to(self._parts.dtype)
+        values = preprocess(frames, num_frames, self._parts.dtype)
         return Pixels(len(frames), values, preprocess.grid(*frames.shape[:3]))
 
     def encode(self, pixels: Pixels) -> Tensor:
-        values = to_device(pixels.values.to(self._parts.dtype), self._parts.device)
+        values = to_device(pixels.values, self._parts.device)
         if self._side:
             return cast(Tensor, self._parts.get_video_features(values[None]).pooler_output)[0, :-1]
         grid = torch.tensor([pixels.grid])

@@ -182,14 +182,15 @@ class Work:
 
 async def serve_pair(work: Work, report: Report) -> dict[str, Any]:
     """Times of the second clip, as the first one of a stack also pays for what is done once; of a second prompt about
-    it: the target has its video's states then, and the draft its embeddings; and of a third clip without a draft, as
-    both models encode a clip at the same time, on one GPU.
+    it, again the second of the stack: the target has its video's states then, and the draft its embeddings; and of a
+    third clip without a draft, as both models encode a clip at the same time, on one GPU.
 
     Of guidance the target's part is judged: all layers of the second prompt's text, behind the first of which it is
     made. What the draft waits for it has the hashing of all frames in it, at both models, and the frames' way there."""
     async with running(work.options, work.device, work.logs) as stack:
         say(f"gpu-serve: ready after {stack.ready_s:.0f} s")
-        await work.caption(stack, 0, method="slipstream")
+        for prompt in (PROMPT, SECOND_PROMPT):
+            await work.caption(stack, 0, method="slipstream", prompt=prompt)
         drafted = await work.caption(stack, 1, method="slipstream")
         again = await work.caption(stack, 1, method="slipstream", prompt=SECOND_PROMPT)
         plain = await work.caption(stack, 1, method="autoregressive")

@@ -122,7 +122,7 @@ class Pixels:
 
     num_frames: int
     values: Tensor
-    """fp32: [n, 3, height, width], or rows of patches for families that cut frames up."""
+    """Of the model's dtype: [n, 3, height, width], or rows of patches for families that cut frames up."""
     grid: tuple[int, int, int] | None = None
     """Patches along time, height and width, of such families."""
 
@@ -196,7 +196,7 @@ class EqualFrames:
         self.frame_size = frames.frame_size
 
     def preprocess(self, frames: NDArray[np.uint8], num_frames: int) -> Pixels:
-        return Pixels(len(frames), self._frames(frames))
+        return Pixels(len(frames), self._frames(frames, self._model.dtype))
 
     def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
         return embedded(self.decoder, plan, video_embeddings)
@@ -207,8 +207,8 @@ class EqualFrames:
         return rows, plan.num_tokens
 
     def _values(self, pixels: Pixels) -> Tensor:
-        """On the model's device, in its dtype."""
-        return to_device(pixels.values.to(self._model.dtype), self._model.device)
+        """On the model's device."""
+        return to_device(pixels.values, self._model.device)
 
 
 # From token ids back to text, all at once or token by token.

@@ -34,6 +34,8 @@ FRAMES_PER_CHUNK = 8
 """Frames that a vision tower takes at once; on CUDA up to `MAX_CHUNKS` times as many, as long as they have no more
 pixels than `CHUNK_PIXELS`: a GPU spends more time on being told of a kernel than on a kernel of few frames."""
 MAX_CHUNKS, CHUNK_PIXELS = 4, 32 * 448 * 448
+_NORMALIZED_AT_ONCE = 1 << 18
+"""Numbers: 1 MiB of fp32."""
 
 
 def frames_at_once(device: str, size: tuple[int, ...]) -> int:
@@ -79,28 +81,39 @@ class PixelSettings:
             lanczos=resample == _LANCZOS,
         )
 
-    def apply(self, frames: NDArray[np.uint8], size: FrameSize, num_frames: int) -> Tensor:
-        """RGB frames, uint8 [n, h, w, 3] of any size -> fp32 pixel values [n, 3, height, width] on the CPU.
+    def resized(self, frames: NDArray[np.uint8], size: FrameSize, num_frames: int) -> Tensor:
+        """RGB frames, uint8 [n, h, w, 3] of any size -> uint8 [n, 3, height, width].
 
         Those that have the right size already are taken as resized.
         """
         _, height, width, _ = frames.shape
         wanted = size.of(height, width, num_frames)
         if not self.do_resize or wanted == (height, width):
-            return self.normalized(_planes(frames))
+            return _planes(frames)
         if self.lanczos or size.has_two_steps:
-            return self.normalized(_planes(np.stack([fit(frame, size, num_frames) for frame in frames])))
-        pixels = interpolate(_planes(frames), size=list(wanted), mode="bicubic", align_corners=False, antialias=True)
-        return self.normalized(pixels)
+            return _planes(np.stack([fit(frame, size, num_frames) for frame in frames]))
+        return interpolate(_planes(frames), size=list(wanted), mode="bicubic", align_corners=False, antialias=True)
 
-    def normalized(self, pixels: Tensor) -> Tensor:
-        """uint8 values of any shape [..., 3, height, width] -> fp32."""
-        if not self.do_normalize:
-            return pixels * self.rescale_factor if self.do_rescale else pixels.float()
-        scale = 1.0 / self.rescale_factor if self.do_rescale else 1.0
-        mean = torch.tensor(self.image_mean) * scale
-        std = torch.tensor(self.image_std) * scale
-        return pixels.to(torch.float32).sub_(mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1))
+    def normalized(self, levels: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """uint8 [n, 3, ...] -> pixel values of the same shape, computed in fp32 and then rounded to `dtype`: of few
+        rows at a time, which stay in a core's cache."""
+        made = torch.empty(levels.shape, dtype=dtype)
+        rows = max(1, _NORMALIZED_AT_ONCE // max(1, levels[0].numel()))
+        for part, values in zip(levels.split(rows), made.split(rows), strict=True):
+            exact = values if dtype == torch.float32 else torch.empty(part.shape)
+            self._normalize(exact.copy_(part))
+            values.copy_(exact)
+        return made
+
+    def _normalize(self, values: Tensor) -> None:
+        """Of levels, fp32 [n, 3, ...], in their place."""
+        if self.do_normalize:
+            scale = 1.0 / self.rescale_factor if self.do_rescale else 1.0
+            shape = (-1, *[1] * (values.ndim - 2))
+            mean, std = (torch.tensor(each).mul_(scale).view(shape) for each in (self.image_mean, self.image_std))
+            values.sub_(mean).div_(std)
+        elif self.do_rescale:
+            values.mul_(self.rescale_factor)
 
 
 _SMOLVLM_PIXELS = PixelSettings(image_mean=(0.5, 0.5, 0.5), image_std=(0.5, 0.5, 0.5), lanczos=True)
@@ -179,9 +192,9 @@ class FramePreprocessor:
             lanczos=self.pixels.lanczos,
         )
 
-    def __call__(self, frames: NDArray[np.uint8]) -> Tensor:
-        """RGB frames, uint8 [n, h, w, 3] of any size -> fp32 pixel values [n, 3, height, width] on the CPU."""
-        return self.pixels.apply(frames, self.frame_size, len(frames))
+    def __call__(self, frames: NDArray[np.uint8], dtype: torch.dtype = torch.float32) -> Tensor:
+        """RGB frames, uint8 [n, h, w, 3] of any size -> pixel values [n, 3, height, width] on the CPU."""
+        return self.pixels.normalized(self.pixels.resized(frames, self.frame_size, len(frames)), dtype)
 
 
 def _check_uncropped(config: Mapping[str, Any]) -> None:
@@ -275,23 +288,26 @@ class PatchPreprocessor:
         num_steps = -(-num_frames // self.temporal_patch_size)
         return num_steps, height // self.patch_size, width // self.patch_size
 
-    def __call__(self, frames: NDArray[np.uint8], num_frames: int | None = None) -> Tensor:
-        """RGB frames, uint8 [n, h, w, 3] -> fp32 patches on the CPU, [t * h * w, 3 * temporal * patch * patch].
+    def __call__(
+        self, frames: NDArray[np.uint8], num_frames: int | None = None, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """RGB frames, uint8 [n, h, w, 3] -> patches on the CPU, [t * h * w, 3 * temporal * patch * patch].
 
         If n is no multiple of the frames in a patch, the last frame is repeated. `num_frames`: of the whole video, if
         these are not all.
         """
         num_frames = num_frames or len(frames)
         height, width = self._resized(frames.shape[1], frames.shape[2], num_frames)
-        pixels = self.pixels.apply(frames, self.frame_size, num_frames)
-        missing = -len(pixels) % self.temporal_patch_size
+        levels = self.pixels.resized(frames, self.frame_size, num_frames)
+        missing = -len(levels) % self.temporal_patch_size
         if missing:
-            pixels = torch.cat([pixels, pixels[-1:].expand(missing, -1, -1, -1)])
+            levels = torch.cat([levels, levels[-1:].expand(missing, -1, -1, -1)])
         side, merge = self.patch_size, self.merge_size
-        blocks = pixels.view(
+        blocks = levels.view(
             -1, self.temporal_patch_size, 3, height // side // merge, merge, side, width // side // merge, merge, side
         )
-        return blocks.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, 3 * self.temporal_patch_size * side * side)
+        patches = blocks.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, 3, self.temporal_patch_size * side * side)
+        return self.pixels.normalized(patches, dtype).flatten(1)
 
     def _resized(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
         side = self.patch_size * self.merge_size

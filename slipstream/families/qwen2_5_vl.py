@@ -100,8 +100,7 @@ class Qwen2_5VL:
     def preprocess(self, frames: NDArray[np.uint8], num_frames: int) -> Pixels:
         _, rows, columns = self._preprocess.grid(num_frames, *frames.shape[1:3])
         num_steps = -(-len(frames) // self.frames_per_step)
-        values = self._preprocess(frames, num_frames).to(self._model.dtype)  # here, where the device is not waiting
-        return Pixels(len(frames), values, (num_steps, rows, columns))
+        return Pixels(len(frames), self._preprocess(frames, num_frames, self._model.dtype), (num_steps, rows, columns))
 
     def encode(self, pixels: Pixels) -> Tensor:
         return cast(tuple[Tensor], self._features(pixels).pooler_output)[0]

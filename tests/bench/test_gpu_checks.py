@@ -355,6 +355,18 @@ def test_vision(run: Any) -> None:
     document, status = run("gpu-vision")
     assert status == 0
     assert {tower: row["chunks"] for tower, row in document["towers"].items()} == {"Qwen ViT": 2, "SigLIP": 2}
+    assert all(row["pixels_s"] > 0 and row["calls"]["operations"] > 0 for row in document["towers"].values())
+
+
+def test_a_profiler_that_fails_takes_no_seconds_along(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(runs: object, device: object) -> None:
+        raise ValueError("too many values to unpack")
+
+    monkeypatch.setattr(passes, "count_calls", fail)
+    document, _ = run("gpu-vision")
+    told = {row["check"].rpartition(": ")[2]: row["value"] for row in document["checks"]}
+    assert told["seconds"] > 0
+    assert told["kernels"] == told["waits"] == "ValueError: too many values to unpack"
 
 
 @pytest.mark.long

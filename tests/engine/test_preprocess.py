@@ -5,6 +5,7 @@ transformers' own Pillow image processor made (transformers 5.23, Pillow 13.0), 
 resized bytes a little differently, so those may differ by one level; a test tells by how much.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from transformers.utils.import_utils import is_torchvision_available, is_vision_available
 
 from slipstream.errors import InvalidRequest, ModelNotUsable
-from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
+from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor, PixelSettings
 from slipstream.frame_size import fit
 from tests.engine.conftest import random_frames
 
@@ -156,6 +157,22 @@ def test_resizes_in_whole_numbers_and_normalises_with_folded_constants(size: tup
     torch.testing.assert_close(levels, levels.round(), rtol=0, atol=1e-3)
     if size == (32, 32):
         assert np.array_equal(levels.round().permute(0, 2, 3, 1).byte().numpy(), frames)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(5, 3, 252, 280), (1_000, 3, 392), (1, 3, 600, 600)], ids=str)
+@pytest.mark.parametrize("do_rescale", [True, False])
+def test_what_is_normalized_some_rows_at_a_time_is_rounded_once(
+    do_rescale: bool, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    levels = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    settings = PixelSettings(do_rescale=do_rescale)
+    scale = 255.0 if do_rescale else 1.0
+    by_channel = (3, *[1] * (levels.ndim - 2))
+    mean, std = (torch.tensor(each).view(by_channel) * scale for each in (settings.image_mean, settings.image_std))
+    assert torch.equal(settings.normalized(levels, dtype), ((levels.float() - mean) / std).to(dtype))
+    plain = replace(settings, do_normalize=False).normalized(levels, dtype)
+    assert torch.equal(plain, (levels * (1 / 255) if do_rescale else levels).to(dtype))
 
 
 def test_a_frame_does_not_depend_on_its_neighbours() -> None:
