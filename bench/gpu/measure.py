@@ -9,6 +9,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -84,12 +85,14 @@ def attempt(measure: Callable[[], Any]) -> Any:
         return measure()
     except Exception as error:
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # most likely it was memory
+            with suppress(RuntimeError):  # most likely it was memory; behind an assert that failed this fails, too
+                torch.cuda.empty_cache()
         return {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]:.200}"}
 
 
 def free(device: torch.device) -> None:
-    """Gives back to the device what nobody holds any more."""
+    """Gives back to the device what nobody holds any more: an engine's pool knows its steps, and they it, so that both
+    stay until they are looked for."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -174,6 +177,7 @@ def measure_draft(job: Job, found: Row, alphas: Sequence[float] = ALPHAS) -> Non
     """T_q(alpha): seconds of a draft token by the pruned share, eager and by static steps, and the pruned prefill's."""
     for alpha in alphas:
         found[str(alpha)] = _draft_at(job, alpha)
+        free(job.model.device)
 
 
 def _draft_at(job: Job, alpha: float) -> Row:

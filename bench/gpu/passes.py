@@ -93,6 +93,7 @@ def measure_graphs(given: Namespace, report: Report) -> dict[str, Any]:
             model = RandomModel.make(_geometry(name, given), given.device, given.dtype)
             for mode, extra in reversed(MODES.items()):
                 of_model[mode] = attempt(partial(_measure_steps, model, given, bandwidth, extra=extra))
+                free(given.device)
             of_model["ids"] = attempt(partial(_same_ids, model, given))
             _judge_steps(report, name, of_model, given)
             del model

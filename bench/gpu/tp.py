@@ -31,6 +31,7 @@ from bench.gpu.measure import POOL_ROOM, Clock, judge, write_ahead
 from bench.gpu.random_model import GEOMETRIES, Geometry, RandomModel, chain, make_upstream, plan_of, tiny
 from slipstream.engine.forward import DecodeState
 from slipstream.engine.kernels import get_kernel
+from slipstream.engine.loading import open_device
 from slipstream.engine.parallel.follower import Follower
 from slipstream.engine.parallel.member import join
 from slipstream.engine.parallel.mirror import Director, MirroredRunner
@@ -115,8 +116,9 @@ def share_peaks(rank: int, size: int, device: torch.device) -> list[int]:
 
 def run_follower(order: RankOrder, geometry: Geometry) -> NoReturn:
     member = join(order)
-    device, dtype = torch.device(order.devices[member.rank]), getattr(torch, order.dtype)
+    dtype = getattr(torch, order.dtype)
     with member.checked():
+        device = open_device(order.devices[member.rank])
         kernel = get_kernel(order.attention, device, dtype)
     member.connect(device)
     model = RandomModel(geometry, make_share(geometry, member, device, dtype), device, dtype)
@@ -129,8 +131,9 @@ def run_follower(order: RankOrder, geometry: Geometry) -> NoReturn:
 def run_leader(order: RankOrder, geometry: Geometry, given: Namespace) -> None:
     """Measures, tells the figures in a file, and goes on with passes until a rank is lost."""
     leader = lead(order, _end)
-    device, dtype = torch.device(order.devices[0]), getattr(torch, order.dtype)
+    dtype = getattr(torch, order.dtype)
     with leader.checked():
+        device = open_device(order.devices[0])
         kernel = get_kernel(order.attention, device, dtype)
     leader.connect(device)
     share = make_share(geometry, leader, device, dtype)

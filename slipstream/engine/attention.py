@@ -23,7 +23,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -37,9 +36,6 @@ _MAX_ROWS = 64
 """Query rows that `MatmulKernel` scores at a time: bounds its score matrix and is the fastest block."""
 _MAX_MASKED = 512
 """Query rows of which `SdpaKernel` makes one mask."""
-_UNPLANNED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
-"""What is taken of SDPA on CUDA. cuDNN's, the one left out, makes a plan on the host for each number of keys, of which
-every pass and every prompt has another; torch would take it first on some GPUs."""
 
 
 class Kernel(Protocol):
@@ -82,7 +78,8 @@ class SdpaKernel:
             return self._attend_in_blocks(query, keys, values, segment, scale)
         folded = query.reshape(1, kv_heads, -1, head_dim)
         mask = segment.folded_mask(heads // kv_heads) if segment.is_masked else None
-        return attend_unplanned(folded, keys[None], values[None], mask, scale).reshape(heads, num_rows, head_dim)
+        attended = scaled_dot_product_attention(folded, keys[None], values[None], attn_mask=mask, scale=scale)
+        return attended.reshape(heads, num_rows, head_dim)
 
     @staticmethod
     def _attend_in_blocks(query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
@@ -94,7 +91,7 @@ class SdpaKernel:
             block = grouped[:, :, first : first + _MAX_MASKED]
             mask = segment.mask_of(slice(first, first + _MAX_MASKED), grouped.shape[1])
             folded = block.reshape(1, kv_heads, -1, head_dim)
-            attended = attend_unplanned(folded, keys[None], values[None], mask, scale)
+            attended = scaled_dot_product_attention(folded, keys[None], values[None], attn_mask=mask, scale=scale)
             output[:, :, first : first + _MAX_MASKED] = attended.view(block.shape)
         return output.view(query.shape)
 
@@ -102,7 +99,8 @@ class SdpaKernel:
         if len(query) != len(keys) and not heads_share_keys(query.device, query.dtype):
             keys, values = (each.repeat_interleave(len(query) // len(each), 0) for each in (keys, values))
         whole = query[None].contiguous(), keys[None].contiguous(), values[None].contiguous()
-        return attend_unplanned(*whole, None, scale, is_causal=True, enable_gqa=len(query) != len(keys))[0]
+        shares = len(query) != len(keys)
+        return scaled_dot_product_attention(*whole, is_causal=True, scale=scale, enable_gqa=shares)[0]
 
 
 def heads_share_keys(device: torch.device, dtype: torch.dtype) -> bool:
@@ -112,16 +110,6 @@ def heads_share_keys(device: torch.device, dtype: torch.dtype) -> bool:
     if device.type != "cuda":
         return True
     return dtype in (torch.float16, torch.bfloat16) and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def attend_unplanned(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, **options: bool
-) -> Tensor:
-    """SDPA that makes no plans on the host."""
-    if not query.is_cuda:
-        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, **options)
-    with sdpa_kernel([*_UNPLANNED]):
-        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, **options)
 
 
 class MatmulKernel(SdpaKernel):

@@ -40,10 +40,23 @@ def join(parts: Sequence[nn.Linear]) -> Product:
 
 
 def join_weights(decoder: Decoder) -> None:
-    """Joins what `FusedLayers` will, so that whoever looks at what memory is free afterwards sees what stays free."""
-    for layer in decoder.layers:
-        for parts in joined_parts(layer):
-            join(parts)
+    """Joins what `FusedLayers` will, so that whoever looks at what memory is free afterwards sees what stays free.
+
+    A layer's output projection moves along: weights are loaded in the order of their names, so it lies between those of
+    the attention, and where they were would be gaps too small for the next layer's.
+    """
+    for layer in cast(Sequence[Any], decoder.layers):
+        of_attention, of_mlp = joined_parts(layer)
+        join(of_attention)
+        _move(layer.self_attn.o_proj)
+        join(of_mlp)
+
+
+def _move(part: Any) -> None:
+    """Its weight to other memory, unless it is no plain one."""
+    if is_plain(part.weight):
+        with torch.inference_mode(False), torch.no_grad():
+            part.weight = nn.Parameter(part.weight.clone(), requires_grad=False)
 
 
 def joined_parts(layer: Any) -> tuple[Sequence[nn.Linear], Sequence[nn.Linear]]:

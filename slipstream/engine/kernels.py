@@ -16,6 +16,7 @@ from slipstream.engine.attention import (
     by_matmul,
 )
 from slipstream.errors import ModelNotUsable
+from slipstream.logs import get_logger
 
 ATTENTION_NAMES = ("auto", "matmul", "sdpa", "flash", "joined", "compiled")
 
@@ -31,8 +32,7 @@ def get_kernel(name: str, device: torch.device, dtype: torch.dtype, *, masked_en
             without a processor that has it, or its package; flash or joined attention with masked ends.
     """
     half = dtype in (torch.float16, torch.bfloat16)
-    flash_works = device.type == "cuda" and half and importlib.util.find_spec("flash_attn") is not None
-    flash_works = flash_works and not masked_ends
+    flash_works = device.type == "cuda" and half and not masked_ends and _has_flash()
     compiled_works = device.type == "cpu" and _can_compile(dtype)
     if name == "auto":
         on_cpu = "compiled" if compiled_works else "matmul"
@@ -43,7 +43,8 @@ def get_kernel(name: str, device: torch.device, dtype: torch.dtype, *, masked_en
         )
     if name == "flash" and not flash_works:
         raise ModelNotUsable(
-            "attention 'flash' needs the flash-attn package, CUDA and a 16-bit dtype, and no strict width; use 'auto'"
+            "attention 'flash' needs a flash-attn package that fits this torch, CUDA, a 16-bit dtype and no strict"
+            " width; use 'auto'"
         )
     if name == "joined" and masked_ends:
         raise ModelNotUsable(
@@ -60,6 +61,19 @@ def get_kernel(name: str, device: torch.device, dtype: torch.dtype, *, masked_en
     if name not in kernels:
         raise ModelNotUsable(f"unknown attention {name!r}; known: {', '.join(ATTENTION_NAMES)}")
     return kernels[name]()
+
+
+def _has_flash() -> bool:
+    """Whether the `flash-attn` package is there and can be imported. What was built for another torch cannot, and a
+    relative of it (`flash_attn.cute`) has but its name."""
+    if importlib.util.find_spec("flash_attn") is None:
+        return False
+    try:
+        from flash_attn import flash_attn_func  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
+    except Exception as error:  # an extension that does not fit raises whatever its loader does
+        get_logger().warning("attention.flash_unusable", error=f"{type(error).__name__}: {error}")
+        return False
+    return True
 
 
 def _can_compile(dtype: torch.dtype) -> bool:

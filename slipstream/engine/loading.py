@@ -157,6 +157,7 @@ def open_device(name: str) -> torch.device:
         device = torch.empty(1, device=device).device  # which has an index, where a name may have none
         if device.type == "cuda":
             torch.cuda.set_device(device)
+            _settle_maths()
     except (RuntimeError, AssertionError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise ModelNotUsable(f"device {name!r} is not usable here; {_devices_here()}: {reason}") from error
@@ -172,6 +173,15 @@ def _expand_segments() -> None:
     tell = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # which older versions do not have
     if tell is not None and not any(name in os.environ for name in ALLOCATOR_VARIABLES):
         tell("expandable_segments:True")
+
+
+def _settle_maths() -> None:
+    """For all that this process computes on a GPU: fp32 is fp32, which some images say it is not in their environment
+    (`TORCH_ALLOW_TF32_CUBLAS_OVERRIDE`); and attention is not cuDNN's, which torch takes first on some GPUs: it makes a
+    plan on the host for each number of keys, of which every pass, every prompt and the end of every video has another.
+    """
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def _devices_here() -> str:

@@ -22,6 +22,9 @@ from slipstream.speculation.methods import PRUNER_SPECS, GuidanceKind, Score
 
 # -- uv ---------------------------------------------------------------------------------------------------------------
 
+_SCORED_AT_ONCE = 16_384
+"""Tokens whose states are there in fp32 at a time."""
+
 
 def make_guidance(video_0: Tensor, text_0: Tensor, video_L: Tensor, text_L: Tensor, kind: str) -> Guidance:
     """Guidance from the target's states before layer 1 and after layer L.
@@ -95,8 +98,10 @@ def keep_best_of_stretches(video: VideoTokens, num_keep: int, scores: Tensor, se
 
 
 def _similarity(video_states: Tensor, text_sum: Tensor) -> Tensor:
-    """Equation 2, summed over the text: [m, hidden] and [hidden] -> [m]."""
-    return normalize(video_states.float(), dim=-1) @ text_sum.float()
+    """Equation 2, summed over the text: [m, hidden] and [hidden] -> [m]. Some tokens at a time, as fp32 states of all
+    tokens of an hour would take gigabytes."""
+    text = text_sum.float()
+    return torch.cat([normalize(states.float(), dim=-1) @ text for states in video_states.split(_SCORED_AT_ONCE)])
 
 
 def _text_sum(text_states: Tensor) -> Tensor:

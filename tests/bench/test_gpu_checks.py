@@ -92,6 +92,15 @@ def test_a_full_run_judges_all_and_takes_nothing_missing_for_good() -> None:
     assert report.rows[3]["value"] == "no memory" and not report.ok
 
 
+def test_a_device_that_is_lost_loses_no_other_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", refuse)
+    assert attempt(refuse) == {"error": "AcceleratorError: CUDA error: device-side assert triggered"}
+
+
 def test_what_was_measured_before_the_time_was_up_is_kept() -> None:
     found, report = list[int](), Report(Namespace(device=CPU, tiny=True))
     with checks.bounded(0.05) as bound:

@@ -1,6 +1,8 @@
 """Every kernel computes the textbook formula, over packed segments of different pasts."""
 
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from transformers import AttentionInterface
 from slipstream.engine import attention
 from slipstream.engine.attention import (
     IMPLEMENTATION,
+    FlashKernel,
     Kernel,
     MatmulKernel,
     SdpaKernel,
@@ -20,6 +23,7 @@ from slipstream.engine.attention import (
 from slipstream.engine.kernels import get_kernel
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.segments import Segment
+from slipstream.errors import ModelNotUsable
 
 HEAD_DIM = 8
 SCALE = HEAD_DIM**-0.5
@@ -80,48 +84,6 @@ def test_a_long_segment_is_attended_in_blocks_with_a_small_mask_each(monkeypatch
     assert masks == [64, 64, 64, 64, 4], "two query heads share keys"
 
 
-class OnCuda(Tensor):
-    """Says that it lies on a GPU."""
-
-    is_cuda = True
-
-
-@pytest.mark.parametrize(("past", "num_rows"), [(9, 1), (9, 3), (0, 5)], ids=["a row", "a window", "a prompt"])
-def test_what_plans_for_each_length_is_left_out_on_cuda(
-    past: int, num_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A CPU has nothing set, and computes the same."""
-    asked, attend = list[tuple[bool, ...]](), attention.scaled_dot_product_attention
-    ways = ("cudnn", "flash", "mem_efficient", "math")
-
-    def counted(query: Tensor, *others: Any, **options: Any) -> Tensor:
-        asked.append(tuple(getattr(torch.backends.cuda, f"{way}_sdp_enabled")() for way in ways))
-        return attend(query.as_subclass(Tensor), *others, **options)
-
-    monkeypatch.setattr(attention, "scaled_dot_product_attention", counted)
-    kernel = SdpaKernel()
-    query, (keys, values) = torch.randn(4, num_rows, HEAD_DIM), torch.randn(2, 2, past + num_rows, HEAD_DIM)
-    cache = KVCache(1, capacity=12, key_layout=kernel.key_layout, value_layout=kernel.value_layout)
-    segment = Segment(0, num_rows, cache, past, query.device, query.dtype)
-
-    def attended(query: Tensor) -> Tensor:
-        if past:
-            return kernel.attend(query, keys, values, segment, SCALE)
-        return kernel.attend_causal(query, keys, values, SCALE)
-
-    here, there = attended(query), attended(query.as_subclass(OnCuda))
-    attended(query)
-    assert torch.equal(here, there.as_subclass(Tensor))
-    usual = tuple(getattr(torch.backends.cuda, f"{way}_sdp_enabled")() for way in ways)
-    assert asked == [usual, (False, True, True, True), usual]
-
-    def refused(*_: Any) -> None:
-        raise AssertionError("a CPU has no choice to make")
-
-    monkeypatch.setattr(attention, "sdpa_kernel", refused)
-    attended(query)
-
-
 def test_a_prompt_has_a_key_for_each_query_where_only_then_no_scores_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's attention in little memory takes no grouped heads, and what does keeps the matrix of all scores."""
     asked, attend = list[tuple[int, bool]](), attention.scaled_dot_product_attention
@@ -164,3 +126,27 @@ def test_the_function_is_registered_with_transformers() -> None:
 )
 def test_auto_takes_the_fastest_that_works(device: str, dtype: torch.dtype, expected: type) -> None:
     assert type(get_kernel("auto", torch.device(device), dtype)) is expected
+
+
+@pytest.mark.parametrize(
+    ("package", "expected"),
+    [
+        ("flash_attn_func = len", FlashKernel),
+        ("", SdpaKernel),
+        ("raise OSError('libtorch_cuda.so: undefined symbol')", SdpaKernel),
+    ],
+    ids=["that fits", "a relative of that name", "for another torch"],
+)
+def test_flash_attention_is_taken_where_its_package_can_be_imported(
+    package: str, expected: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flash_attn").mkdir()
+    (tmp_path / "flash_attn" / ("__init__.py" if package else "cute.py")).write_text(package)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
+    on_gpu = torch.device("cuda"), torch.bfloat16
+    assert type(get_kernel("auto", *on_gpu)) is expected
+    if expected is SdpaKernel:
+        with pytest.raises(ModelNotUsable, match="fits this torch"):
+            get_kernel("flash", *on_gpu)
+    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)

@@ -122,7 +122,11 @@ def test_weights_that_were_joined_before_stay_where_they_are(model: VideoLM) -> 
     runner.decoder.layers[0].self_attn.q_proj.weight = nn.Parameter(  # apart from its neighbours again
         runner.decoder.layers[0].self_attn.q_proj.weight.clone(), requires_grad=False
     )
+    others = [layer.self_attn.o_proj.weight for layer in runner.decoder.layers]
     join_weights(runner.decoder)
+    for layer, loaded in zip(runner.decoder.layers, others, strict=True):
+        moved = layer.self_attn.o_proj.weight
+        assert moved.data_ptr() != loaded.data_ptr() and torch.equal(moved, loaded), "no gap is left where it was"
     before, addresses = storage_bytes(model), [each.data_ptr() for each in runner.decoder.parameters()]
     fused = FusedLayers(runner.decoder)
     assert storage_bytes(model) == before

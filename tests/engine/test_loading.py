@@ -2,7 +2,10 @@
 
 import contextlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -386,11 +389,30 @@ def test_the_allocator_expands_segments_unless_its_user_says_otherwise(
     if given:
         monkeypatch.setenv(given, "max_split_size_mb:64")
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
-    there = SimpleNamespace(device=torch.device("cuda", 0))
-    monkeypatch.setattr(torch, "empty", lambda *_, device: (told.append(str(device)), there)[1])
+    monkeypatch.setattr(
+        torch, "empty", lambda *_, device: (told.append(str(device)), SimpleNamespace(device=device))[1]
+    )
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(loading, "_settle_maths", lambda: told.append("maths"))
     loading.open_device("cuda:0")
-    assert told == [*([] if given else ["expandable_segments:True"]), "cuda:0"]
+    assert told == [*([] if given else ["expandable_segments:True"]), "cuda:0", "maths"]
     told.clear()
     loading.open_device("cpu")
     assert told == ["cpu"]
+
+
+def test_on_cuda_fp32_is_fp32_and_no_attention_plans_for_each_length() -> None:
+    """Whatever the environment of an image says, and whichever way torch takes first."""
+    print_both = (
+        "import torch; from slipstream.engine import loading;"
+        "facts = lambda: (torch.backends.cuda.matmul.allow_tf32, torch.backends.cuda.cudnn_sdp_enabled());"
+        "print(facts()); loading._settle_maths(); print(facts())"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", print_both],
+        env=os.environ | {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.split("\n") == ["(True, True)", "(False, False)", ""]

@@ -125,7 +125,7 @@ FUNCTIONS: dict[str, Any] = {
     "get_device_capability": lambda device=None: (9, 0),
     "get_device_properties": properties,
     "mem_get_info": lambda device=None: (NUM_FREE, NUM_BYTES),
-    "empty_cache": lambda: None,
+    "empty_cache": queue.check_not_lost,
     "ipc_collect": lambda: None,
     "memory_allocated": lambda device=None: 0,
     "max_memory_allocated": lambda device=None: 0,

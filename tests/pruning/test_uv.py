@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from slipstream.errors import InvalidRequest
-from slipstream.pruning import Guidance, VideoTokens, get_pruner, prune
+from slipstream.pruning import Guidance, VideoTokens, get_pruner, guided, prune
 from slipstream.pruning.guided import make_guidance, similarity_variation, top_k
 
 
@@ -35,6 +35,14 @@ def naive_scores(video: Tensor, text: Tensor) -> Tensor:
 @pytest.mark.parametrize("seed", range(3))
 def test_telescoped_scores_equal_the_sum_over_layers_and_text_tokens(seed: int) -> None:
     video, text = states(num_layers=4, num_video=12, num_text=5, hidden=16, seed=seed)
+    guidance = make_guidance(video[0], text[0], video[-1], text[-1], "scores")
+    assert guidance.scores is not None
+    torch.testing.assert_close(guidance.scores.double(), naive_scores(video, text), rtol=1e-5, atol=1e-5)
+
+
+def test_scores_of_some_tokens_at_a_time_are_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guided, "_SCORED_AT_ONCE", 5)
+    video, text = states(num_layers=2, num_video=12, num_text=3, hidden=16, seed=0)
     guidance = make_guidance(video[0], text[0], video[-1], text[-1], "scores")
     assert guidance.scores is not None
     torch.testing.assert_close(guidance.scores.double(), naive_scores(video, text), rtol=1e-5, atol=1e-5)

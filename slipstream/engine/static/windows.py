@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from slipstream.engine.attention import attend_unplanned, flash_of, join_window, wide_dtype
+from slipstream.engine.attention import flash_of, join_window, wide_dtype
 from slipstream.engine.static.pool import KVPool
 
 
@@ -119,7 +120,7 @@ class WholeWindows(Windows):
         rows = self._pool_rows
         held_keys, held_values = (held[layer][rows].transpose(1, 2) for held in (self.pool.keys, self.pool.values))
         mask = self._per_group(self._mask, query.shape[2])
-        return attend_unplanned(query, held_keys, held_values, mask, scale)
+        return scaled_dot_product_attention(query, held_keys, held_values, attn_mask=mask, scale=scale)
 
 
 AttendPast = Callable[[Tensor, int, float], tuple[Tensor, Tensor]]
