@@ -22,7 +22,7 @@ from slipstream.errors import (
     SlipstreamError,
     VideoNotFound,
 )
-from slipstream.logs import get_logger
+from slipstream.logs import get_logger, heard
 from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.batch_lines import (
     MAX_TOLD,
@@ -71,6 +71,7 @@ class Batches:
         self._open: dict[str, tuple[str, str]] = {}
         """Owner and token, by id, of batches that have not ended."""
         self._steps: dict[str, asyncio.Task[None]] = {}
+        self._openings: set[asyncio.Task[HttpBatch]] = set()
         self._checking = asyncio.Semaphore(CHECKS)
         self._faults: Counter[str] = Counter()
         """How often this process failed in a batch, by its id."""
@@ -95,12 +96,20 @@ class Batches:
 
     async def close(self) -> None:
         """Ends the steps that run here; others go on with them."""
-        for step in self._steps.values():
-            step.cancel()
-        await asyncio.gather(*self._steps.values(), return_exceptions=True)
+        running = [*self._openings, *self._steps.values()]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
     async def open(self, owner: str, token: str, batch: HttpBatch) -> HttpBatch:
-        """A new batch, or the one that has its id already; what was handed in of that is left to the next look."""
+        """A new batch, or the one that has its id already; what was handed in of that is left to the next look. Whoever
+        asks may leave meanwhile: a batch that is on record is gone on with."""
+        opening = heard(asyncio.create_task(self._opened(owner, token, batch)))
+        self._openings.add(opening)
+        opening.add_done_callback(self._openings.discard)
+        return await asyncio.shield(opening)
+
+    async def _opened(self, owner: str, token: str, batch: HttpBatch) -> HttpBatch:
         try:
             known = await asyncio.to_thread(self.records.get, owner, batch.batch_id)
         except ApiError:
@@ -120,6 +129,7 @@ class Batches:
             self._open.pop(batch_id, None)
             self._faults.pop(batch_id, None)
             return batch, None
+        self._open[batch_id] = (owner, token)
         jobs = None
         if batch.stage is Stage.VALIDATING:
             await self._expire(owner, batch)
@@ -184,7 +194,9 @@ class Batches:
         itself rarely does: the batch fails with it after `MAX_FAULTS` looks."""
         step = self._hand_in if batch.stage is Stage.VALIDATING else self._write_out
         try:
-            await step(owner, token, batch)
+            now = await asyncio.to_thread(self.records.get, owner, batch.batch_id)
+            if now.stage is batch.stage:  # else the step was taken since somebody read the record
+                await step(owner, token, now)
         except Exception as error:
             _log(error, batch_id=batch.batch_id)
             if _may_pass(error):

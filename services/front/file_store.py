@@ -113,7 +113,7 @@ class NewFile:
             raise no_room("the file", error) from None
 
     def keep(self, file_id: str, filename: str, purpose: str, expires_s: int | None) -> KeptFile:
-        """Durable and seen from now on, in place of what had this id."""
+        """Durable and seen from now on; what has this id already has the same content and stays, as it may be read."""
         kept = KeptFile(file_id, filename, purpose, self.num_bytes, int(time.time()), expires_s)
         try:
             sync(self._file)
@@ -122,13 +122,12 @@ class NewFile:
                 sync(facts)
             sync_folder(self._folder)
             target = self._folder.parent / file_id
-            if target.exists():  # the same content, made again
-                shutil.rmtree(target)
-            self._folder.rename(target)
+            if not target.exists():
+                self._folder.rename(target)
+                self._is_kept = True
             sync_folder(target.parent)
         except OSError as error:
             raise no_room("the file", error) from None
-        self._is_kept = True
         return kept
 
     def __enter__(self) -> "NewFile":
