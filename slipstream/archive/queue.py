@@ -361,7 +361,8 @@ class JobQueue(PartStore, Protocol):
         May return fewer than `limit`, even none, before the end. No `states`: all."""
 
     async def cancel_batch(self, batch_id: str) -> int:
-        """Queued jobs become CANCELLED, running ones learn of it at their next beat. Returns how many that are."""
+        """Queued jobs become CANCELLED, running ones learn of it at their next beat. Returns how many that are. A batch
+        that is COMPLETED stays so."""
 
     async def retry_dead(
         self, batch_id: str, states: frozenset[JobState] = ONLY_DEAD, max_waiting: int | None = None

@@ -261,6 +261,21 @@ async def test_cancel_ends_queued_and_delayed_jobs_at_once(world: World) -> None
     assert len(taken) == len(set(taken)) == 600
 
 
+async def test_a_batch_that_is_completed_cannot_be_cancelled(world: World) -> None:
+    """It takes more jobs, as before; one that is still handed in is cancelled though nothing of it waits."""
+    await fill(world, "a")
+    assert await world.queue.finish(await take_one(world), Outcome(JobState.DONE, "text"))
+    assert await world.queue.cancel_batch("batch") == 0
+    assert (await world.queue.get_batch("batch")).state is BatchState.COMPLETED
+    await fill(world, "b")
+    assert (await world.jobs())["b"].state is JobState.QUEUED
+    assert await world.queue.finish(await take_one(world), Outcome(JobState.DONE, "text"))
+    await world.queue.submit("batch", specs("c"))
+    assert await world.queue.finish(await take_one(world), Outcome(JobState.DONE, "text"))
+    await world.queue.cancel_batch("batch")
+    assert (await world.queue.get_batch("batch")).state is BatchState.CANCELLED
+
+
 async def test_a_retry_stops_where_there_is_no_room(world: World) -> None:
     await fill(world, "a", "b", "c", "d")
     failed = Outcome(JobState.FAILED, error="no", error_code="NOT_FOUND")

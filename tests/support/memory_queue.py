@@ -238,8 +238,8 @@ class MemoryQueue(JobTable):
 
     async def cancel_batch(self, batch_id: str) -> int:
         batch = self._batch(batch_id)
-        batch.is_cancelled = True
         live = [self._jobs[name] for name in batch.jobs if not self._jobs[name].record.state.is_terminal]
+        batch.is_cancelled = batch.is_cancelled or bool(live) or not batch.is_sealed
         for job in live:
             if job.record.state is JobState.QUEUED:
                 self._move(job, JobState.CANCELLED)

@@ -1,7 +1,8 @@
--- Cancels a part of a batch. Arguments: batch, position, number of jobs to look at.
+-- Cancels a part of a batch; one that is completed stays so. Arguments: batch, position, number of jobs to look at.
 -- Answers: where to go on, 0 at the end; how many were cancelled or will be.
 local batch, first, size = arg(1), tonumber(arg(2)), tonumber(arg(3))
 if redis.call('EXISTS', batch_key(batch)) == 0 then return 'unknown' end
+if redis.call('HGET', batch_key(batch), 'sealed') and num_live(batch) == 0 then return { 0, 0 } end
 redis.call('HSET', batch_key(batch), 'cancel', '1')
 local ids = redis.call('LRANGE', jobs_key(batch), first, first + size - 1)
 local n = 0

@@ -122,7 +122,8 @@ class ArchiveServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelBatch(self, request, context):
-        """Queued jobs are cancelled at once, running ones within a heartbeat. Results that exist are kept.
+        """Queued jobs are cancelled at once, running ones within a heartbeat. Results that exist are kept, and a completed batch
+        stays completed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
