@@ -171,12 +171,13 @@ class GatewayCaptioner:
     def _opened(self, plan: CaptionPlan, target: ModelInfo, num_video_tokens: int) -> Iterator[Opening]:
         """Surrounds a caption: what captions of its kind have taught before."""
         self._num_running += 1
-        opening = self._open(plan, target, num_video_tokens)
         try:
-            yield opening
-        except BaseException:
-            self._book.give_up(opening)
-            raise
+            opening = self._open(plan, target, num_video_tokens)
+            try:
+                yield opening
+            except BaseException:
+                self._book.give_up(opening)
+                raise
         finally:
             self._num_running -= 1
 

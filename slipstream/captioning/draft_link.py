@@ -125,6 +125,8 @@ def plain_words(error: SlipstreamError) -> str:
 # -- draft link -------------------------------------------------------------------------------------------------------
 
 FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 0.1, 5.0
+STEADY_S = 10.0
+"""After so long with a draft its loss counts as the first one."""
 _INTERNAL = "internal error; the gateway's log has the details"
 
 
@@ -173,12 +175,15 @@ class DraftLink:
 
     async def run(self) -> None:
         """Draft after draft, until cancelled. Whatever goes wrong here costs speed only."""
-        back_off_s = FIRST_BACK_OFF_S
+        back_off_s, clock = FIRST_BACK_OFF_S, asyncio.get_running_loop().time
         while True:
             draft, reason = await self._chosen()
             if draft is not None:
+                joined_at = clock()
                 reason = await self._take_part(draft)
                 self._listener.draft_lost(reason)
+                if clock() - joined_at > STEADY_S:
+                    back_off_s = FIRST_BACK_OFF_S
             elif back_off_s == FIRST_BACK_OFF_S:
                 self._listener.draft_missing(reason)
             get_logger().warning("draft.lost", reason=reason, retry_s=back_off_s)

@@ -100,8 +100,9 @@ class RidePlanner:
         return extra_s
 
     def observe_alone(self, num_rows: float, seconds: float) -> None:
-        """Tells what so many rows took, all layers of each, while nobody decoded."""
-        self._alone_row_s = _fresher(self._alone_row_s, seconds / num_rows)
+        """Tells what so many rows took, all layers of each, while nobody decoded; none where no layer is behind L."""
+        if num_rows:
+            self._alone_row_s = _fresher(self._alone_row_s, seconds / num_rows)
 
     def _next_number(self, limit_s: float) -> int:
         """How many rows ride: as many as fit the budget of this pass, or that of all passes since the last ride."""

@@ -126,13 +126,12 @@ class Rides:
             counts = alone_counts(prefill.num_done, prefill.num_rows)
             try:
                 prefill.run_alone(counts)
+                took_s = time.perf_counter() - started
+                prompt.spend(counts, took_s)
+                self._planner.observe_alone(sum(prefill.work_of(counts)) * prefill.num_rows / prefill.work, took_s)
             except Exception as error:
                 self._thread.note(error)
                 prompt.failure = error
                 self.leave(prompt)
-            else:
-                num_rows = sum(prefill.work_of(counts)) * prefill.num_rows / prefill.work
-                self._planner.observe_alone(num_rows, time.perf_counter() - started)
-            prompt.spend(counts, time.perf_counter() - started)
             prompt.end()
         self._queue_alone()

@@ -1,6 +1,8 @@
 """Every family in the engine against plain transformers: the prompt as upstream's processor writes it, the answer as
 upstream's `generate` gives it."""
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -107,3 +109,22 @@ def test_the_streamed_text_is_upstreams(family: Family) -> None:
     answer = family.theirs.answer(CLIPS[1], PROMPT, 48)
     stream = family.ours.text_stream()
     assert "".join(stream.push(answer)) + stream.flush() == family.theirs.text(answer)
+
+
+IMPORT_EACH_FIRST = """
+import importlib, os, pkgutil, sys
+import torch, transformers  # what takes long
+import slipstream.families as families
+
+for module in pkgutil.iter_modules(families.__path__, "slipstream.families."):
+    if not (child := os.fork()):
+        importlib.import_module(module.name)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, module.name
+"""
+
+
+def test_each_family_may_be_what_is_imported_first() -> None:
+    """As by who writes another one; the engine imports them, and they parts of it."""
+    done = subprocess.run([sys.executable, "-c", IMPORT_EACH_FIRST], capture_output=True, text=True)
+    assert not done.returncode, done.stderr

@@ -60,6 +60,31 @@ async def test_without_a_draft_it_is_said_once_and_asked_again(
     running.cancel()
 
 
+@pytest.mark.parametrize(("steady_s", "expected"), [(0.0, [0.1] * 4), (60.0, [0.1, 0.2, 0.4, 0.8])])
+async def test_who_wrote_for_long_is_asked_again_at_once(
+    monkeypatch: pytest.MonkeyPatch, steady_s: float, expected: list[float]
+) -> None:
+    """A draft that is lost as soon as it is asked is left alone for longer and longer."""
+    monkeypatch.setattr(draft_link, "STEADY_S", steady_s)
+    waits = list[float]()
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == len(expected):
+            raise asyncio.CancelledError
+
+    async def choose() -> Any:
+        return Leaving()
+
+    async def make_start() -> Any: ...
+
+    asleep = SimpleNamespace(sleep=sleep, get_running_loop=asyncio.get_running_loop)
+    monkeypatch.setattr(draft_link, "asyncio", asleep)
+    with pytest.raises(asyncio.CancelledError):
+        await link_of(SimpleNamespace(choose_draft=choose), make_start, Joining()).run()
+    assert waits == expected
+
+
 class Leaving:
     """A draft that was chosen, and whose connection is closed before it is asked anything."""
 

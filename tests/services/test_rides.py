@@ -178,6 +178,16 @@ async def test_alone_a_prompt_in_the_background_runs_by_itself_and_gives_its_gui
         assert isinstance(facts, Prefilled) and facts.reused_tokens == session.plan.text_start, "its rows are shared"
 
 
+@pytest.mark.parametrize("guidance_layer", [5, 4])
+async def test_a_prompt_runs_alone_though_no_layer_is_behind_its_guidance(model: VideoLM, guidance_layer: int) -> None:
+    """There are five."""
+    async with running(model, 0.0) as engine:
+        expected, _ = await captioned(engine, 1, in_background=False, sampling="greedy")
+    async with running(model, 1.0, guidance_layer=guidance_layer) as engine, asyncio.timeout(60):
+        text, facts = await captioned(engine, 1, in_background=True, sampling="greedy")
+    assert text == expected and facts.prefill_until_guidance_s > 0
+
+
 async def test_who_leaves_while_riding_frees_its_memory_and_the_next_rides(model: VideoLM, always: None) -> None:
     async with running(model, 1.0) as engine:
         host = await opened(engine, "host", 0, in_background=True, sampling="greedy")
