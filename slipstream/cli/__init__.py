@@ -11,8 +11,8 @@ def main() -> NoReturn:
     A script's shell starts what it runs in the background with SIGINT ignored: here it means what it says.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a KeyboardInterrupt inside an import is a traceback
-    from slipstream.cli.app import name_errors_of_stdout, run
+    from slipstream.cli.app import guard_streams, run
 
-    name_errors_of_stdout()
+    guard_streams()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(run())

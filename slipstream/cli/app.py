@@ -76,11 +76,25 @@ class _Stdout(io.FileIO):
             raise BrokenStdout(error.errno, error.strerror) from None
 
 
-def name_errors_of_stdout() -> None:
-    """For a process that is this command line."""
+class _Stderr(io.FileIO):
+    """Stderr's descriptor. Where it takes no more, as when Ctrl-C also ends `tee`, work goes on unheard: results and
+    exit statuses do not depend on it."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data) or len(data)  # None where it would block
+        except OSError:
+            return len(data)
+
+
+def guard_streams() -> None:
+    """For a process that is this command line: errors of stdout are named, those of stderr end nothing."""
     if (given := sys.stdout) is not None:
-        buffer = io.BufferedWriter(_Stdout(given.fileno(), "w", closefd=False))
-        sys.stdout = io.TextIOWrapper(buffer, given.encoding, given.errors, line_buffering=given.isatty())
+        results = io.BufferedWriter(_Stdout(given.fileno(), "w", closefd=False))
+        sys.stdout = io.TextIOWrapper(results, given.encoding, given.errors, line_buffering=given.isatty())
+    if (given := sys.stderr) is not None:
+        words = io.BufferedWriter(_Stderr(given.fileno(), "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(words, given.encoding, given.errors, line_buffering=True)
 
 
 def run(args: Sequence[str] | None = None) -> int:

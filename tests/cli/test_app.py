@@ -133,8 +133,8 @@ def test_our_own_bugs_show_no_traceback_unless_asked(
     assert "Traceback" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", some([signal.SIGINT, signal.SIGTERM], keep=(signal.SIGTERM,)))
-def test_up_runs_until_a_signal(tmp_path: Path, number: int) -> None:
+def _serving(tmp_path: Path) -> subprocess.Popen[str]:
+    """`slipstream up` of services without models, when it has said where."""
     for role in ("target", "draft"):
         (tmp_path / role).mkdir()
         (tmp_path / role / "config.json").write_text("{}")
@@ -148,18 +148,34 @@ def test_up_runs_until_a_signal(tmp_path: Path, number: int) -> None:
     )
     arguments = ["up", "--no-http", "--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft")]
     root = Path(__file__).resolve().parents[2]
-    with subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", script, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=root,
         env=os.environ | {"PYTHONPATH": str(root), "XDG_DATA_HOME": str(tmp_path)},
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("gateway: 127.0.0.1:")
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("gateway: 127.0.0.1:")
+    return process
+
+
+@pytest.mark.parametrize("number", some([signal.SIGINT, signal.SIGTERM], keep=(signal.SIGTERM,)))
+def test_up_runs_until_a_signal(tmp_path: Path, number: int) -> None:
+    with _serving(tmp_path) as process:
         process.send_signal(number)
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 128 + number
     assert "Traceback" not in errors
     assert list((tmp_path / "slipstream" / "redis").glob("appendonlydir/*"))
+
+
+def test_up_ends_as_it_is_told_where_nobody_hears_it(tmp_path: Path) -> None:
+    """As when Ctrl-C also ends `tee`."""
+    with _serving(tmp_path) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        process.stderr.close()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 128 + signal.SIGINT

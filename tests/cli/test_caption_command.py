@@ -168,6 +168,29 @@ def test_goes_on_after_a_bad_video_and_ends_with_the_first_error(
     assert captioned["text"] == TEXT
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("is_full", [False, True])
+def test_whether_anybody_hears_of_bad_videos_changes_nothing(
+    gateway: FakeGateway, tmp_path: Path, is_full: bool, unbuffered: str
+) -> None:
+    """Python's own end fails, too, where it cannot write what is buffered."""
+    good = str(good_video(tmp_path / "good.mp4"))
+    videos = [str(tmp_path / "missing.mp4"), good, str(refused_video(tmp_path / "bad.mp4", "INVALID_ARGUMENT")), good]
+    command = [sys.executable, "-m", "slipstream.cli", "caption", *videos, "--json", "--gateway", gateway.address]
+    if is_full:
+        unheard = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, unheard = os.pipe()
+        os.close(reader)
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=unheard, env=environment, timeout=120)
+    os.close(unheard)
+    assert ended.returncode == 3
+    documents = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert len(documents) == 4
+    assert [document["file"] for document in documents if "text" in document] == [good, good]
+
+
 def test_unusable_files_need_no_gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = good_video(tmp_path / "empty.mp4", b"")
     os.mkfifo(tmp_path / "fifo.mp4")

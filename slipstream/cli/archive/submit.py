@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +28,7 @@ from slipstream.cli.archive.asking import (
     SourcesArgument,
     document_flags,
 )
-from slipstream.cli.archive.batch_view import Show, batch_dict, choose_view, exit_status
+from slipstream.cli.archive.batch_view import batch_dict, choose_view, exit_status
 from slipstream.cli.archive.old_captions import OldCaptions
 from slipstream.cli.archive.output import STDOUT, Format, Output, check_output, check_unread, choose_format, export
 from slipstream.cli.archive.sources import Sources, batch_key
@@ -222,7 +222,7 @@ async def _hand_in(client: ArchiveClient, request: _Request) -> Submitted:
 
             return await client.submit_all(request.batch, request.items, follow, request.is_left)
     except asyncio.CancelledError:
-        _tell_if_heard(f"interrupted: {so_far.num_handed_in:,} items are handed in, the same command goes on")
+        _tell(f"interrupted: {so_far.num_handed_in:,} items are handed in, the same command goes on")
         raise
 
 
@@ -259,7 +259,7 @@ async def _wait(client: ArchiveClient, batch_id: str, output: Output | None) -> 
     except asyncio.CancelledError:
         if output is not None:
             await _export_in_time(client, batch_id, output)
-        _tell_if_heard(f"interrupted: batch {batch_id} goes on; the same command waits for it again")
+        _tell(f"interrupted: batch {batch_id} goes on; the same command waits for it again")
         raise
     if output is not None:
         await export(client, batch_id, output)
@@ -269,7 +269,7 @@ async def _wait(client: ArchiveClient, batch_id: str, output: Output | None) -> 
 async def _follow(client: ArchiveClient, batch_id: str, output: Output | None) -> Batch:
     """Shows the batch until it has ended, and writes what is done from time to time."""
     refresh_s, written_at = FIRST_EXPORT_S, time.monotonic()
-    with _view() as show:
+    with choose_view(as_json=False, stream=sys.stderr) as show:
         async with aclosing(client.watch(batch_id)) as snapshots:
             async for batch in snapshots:
                 show(batch)
@@ -286,7 +286,7 @@ async def _export_so_far(client: ArchiveClient, batch_id: str, output: Output) -
     try:
         await export(client, batch_id, output)
     except (SlipstreamError, OSError) as error:
-        _tell_if_heard(f"what is done so far could not be written, and is tried again: {error}")
+        _tell(f"what is done so far could not be written, and is tried again: {error}")
 
 
 async def _export_in_time(client: ArchiveClient, batch_id: str, output: Output) -> None:
@@ -295,24 +295,7 @@ async def _export_in_time(client: ArchiveClient, batch_id: str, output: Output) 
         async with asyncio.timeout(LAST_EXPORT_S):
             await export(client, batch_id, output)
     except (OSError, SlipstreamError):  # TimeoutError among them
-        _tell_if_heard("the newest results could not be written in time; `slipstream archive export` fetches them")
-
-
-@contextmanager
-def _view() -> Iterator[Show]:
-    """On stderr. That its terminal or pipe is gone, as when Ctrl-C also ends `tee`, ends neither a wait nor its end."""
-    with ExitStack() as opened:
-        show = opened.enter_context(choose_view(as_json=False, stream=sys.stderr))
-
-        def show_if_seen(batch: Batch) -> None:
-            with suppress(OSError):
-                show(batch)
-
-        try:
-            yield show_if_seen
-        finally:
-            with suppress(OSError):
-                opened.close()
+        _tell("the newest results could not be written in time; `slipstream archive export` fetches them")
 
 
 @contextmanager
@@ -330,9 +313,3 @@ def _counter() -> Iterator[Tell]:
 
 def _tell(line: str) -> None:
     typer.echo(f"slipstream: {printable(line)}", err=True)
-
-
-def _tell_if_heard(line: str) -> None:
-    """Where the terminal or the pipe may be gone."""
-    with suppress(OSError):
-        _tell(line)
