@@ -14,7 +14,7 @@ from slipstream.cli.common import video_at
 from slipstream.cli.views import caption_dict, closing_line, complain, printable, spared_line, with_notes
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.film_client import segment_captions
-from slipstream.errors import InvalidConfig, SlipstreamError
+from slipstream.errors import InvalidConfig, InvalidRequest, SlipstreamError
 from slipstream.messages import FilmEvent, FilmFacts, SegmentCaption
 from slipstream.options import CaptionOptions
 
@@ -52,6 +52,7 @@ async def caption_film(
             typer.echo(json.dumps(segment_record(video, part)) if as_json else segment_line(part))
             if part.segment.error:
                 complain(video, f"{_name(part)}: {part.segment.error}")
+                exit_code = InvalidRequest.exit_code
         is_whole = True
     except SlipstreamError as error:
         if as_json:

@@ -130,7 +130,7 @@ def test_subtitles_that_cannot_be_written(name: str, options: CaptionOptions, nu
 
 class FilmGateway(FakeGateway):
     """Cuts what it is sent into two segments, of which the second is torn, or lost with the gateway, or never comes, or
-    neither does."""
+    neither does, unless it is sent what is sound."""
 
     left_s = 0.0
     """How long the last caller would wait."""
@@ -151,7 +151,10 @@ class FilmGateway(FakeGateway):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the target was lost")
         if content == b"hang":
             await asyncio.sleep(3600)
-        yield gateway_pb2.FilmEvent(segment=gateway_pb2.Segment(number=1, start_s=3.5, end_s=5.5, error="torn"))
+        error = "" if content == b"sound" else "torn"
+        yield gateway_pb2.FilmEvent(segment=gateway_pb2.Segment(number=1, start_s=3.5, end_s=5.5, error=error))
+        if not error:
+            yield gateway_pb2.FilmEvent(caption=gateway_pb2.CaptionEvent(summary=make_summary(text="A cat.")))
 
 
 @pytest.fixture
@@ -165,21 +168,28 @@ def test_a_film_is_shown_segment_by_segment_and_written_as_subtitles(
 ) -> None:
     film, subtitles = good_video(tmp_path / "a.mkv"), tmp_path / "a.srt"
     command = ["caption", str(film), "--gateway", films.address, "--segments", "fixed:2s"]
-    assert run([*command, "--subtitles", str(subtitles)]) == 0
+    assert run([*command, "--subtitles", str(subtitles)]) == 2
     output = capsys.readouterr()
     first, _, torn = output.out.splitlines()
     assert first == "00:00:01.500 - 00:00:03.500  A dog." and torn == "00:00:03.500 - 00:00:05.500  (torn)"
     assert "the file is cut off" in output.err and "segment 1: torn" in output.err
     assert subtitles.read_text() == "1\n00:00:01,500 --> 00:00:03,500\nA dog.\n"
     assert films.options.segments == "fixed:2s"
-    assert run([*command, "--json"]) == 0
+    assert run([*command, "--json"]) == 2
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["segment"], line["start_s"], line["end_s"]) for line in lines] == [(0, 1.5, 3.5), (1, 3.5, 5.5)]
     assert (lines[0]["text"], lines[1]["error"]) == ("A dog.", "torn")
 
 
+def test_a_torn_segment_is_in_the_status_of_all_films(films: FilmGateway, tmp_path: Path) -> None:
+    torn, sound = good_video(tmp_path / "torn.mkv"), good_video(tmp_path / "sound.mkv", b"sound")
+    command = ["caption", "--gateway", films.address, "--segments", "fixed:2s"]
+    assert run([*command, str(torn), str(sound)]) == 2 and run([*command, str(sound)]) == 0
+
+
 def test_a_film_may_take_as_long_as_by_the_library(films: FilmGateway, tmp_path: Path) -> None:
-    command = ["caption", str(good_video(tmp_path / "a.mkv")), "--gateway", films.address, "--segments", "fixed:2s"]
+    film = good_video(tmp_path / "a.mkv", b"sound")
+    command = ["caption", str(film), "--gateway", films.address, "--segments", "fixed:2s"]
     assert run(command) == 0 and CAPTION_TIMEOUT_S < films.left_s <= FILM_TIMEOUT_S * ROUNDED_UP
     assert run([*command, "--timeout", "300"]) == 0 and films.left_s <= 300 * ROUNDED_UP
 
