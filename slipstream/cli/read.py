@@ -131,9 +131,7 @@ def read_command(
             else open_target(gateway, connection, stack_options, call)
         )
         async with opened as who:
-            job = _Job(output, who, asyncio.Semaphore(jobs))
-            exit_codes = await asyncio.gather(*map(job.read_one, files))
-        return next(filter(None, exit_codes), 0)
+            return await _Job(output, who, asyncio.Semaphore(jobs)).read_all(files)
 
     raise typer.Exit(run_async(run()))
 
@@ -177,6 +175,16 @@ class _Job:
     output: Path
     reader: OcrAlone | TargetReader
     places: asyncio.Semaphore
+
+    async def read_all(self, paths: Sequence[Path]) -> int:
+        """Reads the documents; the first exit status that is not 0. What fails for all, as stdout does, ends those that
+        are under way."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                reads = [group.create_task(self.read_one(path)) for path in paths]
+        except ExceptionGroup as failures:  # the first that failed has ended the others
+            raise failures.exceptions[0] from None
+        return next(filter(None, (read.result() for read in reads)), 0)
 
     async def read_one(self, path: Path) -> int:
         """Reads one document and says on stdout what came of it; its exit status."""

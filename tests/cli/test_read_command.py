@@ -1,8 +1,12 @@
 """`slipstream read`: files that are written, and what is said where they are not."""
 
+import asyncio
+import errno
 import hashlib
+import io
 import json
 import os
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +20,7 @@ from slipstream import __version__
 from slipstream.archive.messages import ModelReceipt, Receipt
 from slipstream.cli import page_readers
 from slipstream.cli import read as read_module
-from slipstream.cli.app import run
+from slipstream.cli.app import BrokenStdout, run
 from slipstream.documents.messages import (
     Box,
     DocumentFacts,
@@ -29,7 +33,7 @@ from slipstream.documents.messages import (
     RegionKind,
 )
 from slipstream.documents.pool import NEEDED
-from slipstream.errors import UnreadableDocument
+from slipstream.errors import ReaderUnavailable, UnreadableDocument
 from slipstream.stack.local import Stack
 from tests.support.documents import encrypted, needs_documents, pdf_of, words_at
 from tests.support.world import World
@@ -111,6 +115,42 @@ def test_a_document_that_fails_leaves_earlier_files_and_the_others_are_read(
     assert "bad.pdf: page 2 is torn" in said.err and "absent.pdf: cannot be read: No such file" in said.err
     assert (tmp_path / "bad.md").read_text() == "earlier" and "text 2" in (tmp_path / "good.md").read_text()
     assert not list(tmp_path.glob(".*"))
+
+
+class ClosedPool(FakePool):
+    """Reads what is slow until it is closed, and then not."""
+
+    def __init__(self, *args: object, **more: object) -> None:
+        self.closed = asyncio.Event()
+
+    async def read(self, data: bytes, request: DocumentRequest) -> AsyncGenerator[ReadEvent, None]:
+        if data == b"slow":
+            await self.closed.wait()
+            raise ReaderUnavailable("this reader is closed")
+        async for event in super().read(data, request):
+            yield event
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class FullOutput(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenStdout(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.usefixtures("fake_pool")
+def test_documents_that_are_left_when_stdout_breaks_have_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(page_readers, "ReaderPool", ClosedPool)
+    monkeypatch.setattr(sys, "stdout", FullOutput())
+    for name, data in {"a.pdf": b"yes", "b.pdf": b"slow", "c.pdf": b"yes"}.items():
+        (tmp_path / name).write_bytes(data)
+    assert read(*sorted(tmp_path.iterdir()), "--output", tmp_path / "out", "--ocr-only", "--jobs", 2) == 2
+    errors = capsys.readouterr().err
+    assert "a.pdf: page 2: faint" in errors and "b.pdf" not in errors and "No space left" in errors
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.jsonl", "a.md"]
 
 
 def test_what_cannot_be_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
