@@ -161,7 +161,10 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         batch_id = (await self._find(request.batch)).batch_id
 
         async def read(position: int, most: int) -> tuple[list[archive_pb2.JobPart], int]:
-            records, behind = await self._queue.list_parts(batch_id, request.job_id, position, most)
+            try:
+                records, behind = await self._queue.list_parts(batch_id, request.job_id, position, most)
+            except UnknownBatch:
+                raise UnknownBatch.without_job(request.batch, request.job_id) from None
             return [codec.part_message(part_of(record)) for record in records], behind
 
         parts, token = await _page(read, request.page_token, MAX_PAGE)

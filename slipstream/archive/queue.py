@@ -70,7 +70,7 @@ class DamagedRecord(SlipstreamError):
 
 
 class UnknownBatch(SlipstreamError):
-    """No batch of that id here, or it belongs to somebody else."""
+    """No batch of that id here, or no such job in it, or it belongs to somebody else."""
 
     status = "NOT_FOUND"
     exit_code = 3
@@ -79,6 +79,11 @@ class UnknownBatch(SlipstreamError):
     def named(cls, batch: str) -> "UnknownBatch":
         """By the id or the key that was asked for."""
         return cls(f"no batch {batch} here; `slipstream archive status` lists yours")
+
+    @classmethod
+    def without_job(cls, batch: str, job_id: str) -> "UnknownBatch":
+        """The batch that was asked for is here."""
+        return cls(f"no job {job_id} in batch {batch}")
 
 
 class BatchAbandoned(SlipstreamError):

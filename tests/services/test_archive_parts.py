@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from slipstream.archive.messages import BatchItem, BatchOptions, JobKind, JobPart, ModelReceipt, Receipt
-from slipstream.archive.queue import JobState, Lease, Outcome
+from slipstream.archive.queue import JobState, Lease, Outcome, UnknownBatch
 from slipstream.archive.records import read_batch, read_job, write_part
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.connection import Connection
@@ -93,6 +93,14 @@ async def test_pages_come_as_they_were_kept_and_a_few_at_a_time(
     assert (len(jobs.jobs), jobs.next_page_token) == (1, "")
     await served.queue.finish(lease, Outcome(JobState.FAILED, error="page 6 cannot be opened"))
     assert len([part async for part in client.parts(batch_id, job)]) == 5
+
+
+async def test_a_job_that_does_not_exist_is_the_one_that_is_named(served: Served, client: ArchiveClient) -> None:
+    await client.submit(BatchOptions("mine"), [BatchItem("a", "/a.pdf")])
+    with pytest.raises(UnknownBatch, match=r"^no job nowhere in batch mine$"):
+        await client.part_page("mine", "nowhere")
+    with pytest.raises(UnknownBatch, match=r"^no batch other here"):
+        await client.part_page("other", "nowhere")
 
 
 async def test_a_part_of_another_release_hides_no_other(served: Served, client: ArchiveClient) -> None:
