@@ -79,6 +79,11 @@ class Asked:
             raise as_api_error(error, {name: param}) from None
         self.values[name], self.params[name] = value, param
 
+    def suggest(self, name: str, value: Any, param: str) -> None:
+        """Gives what counts where nothing else was said."""
+        if name not in self.values:
+            self.give(name, value, param)
+
     def options(self) -> CaptionOptions:
         """All of them. Raises `ApiError` for those that do not go together."""
         try:
@@ -161,7 +166,7 @@ def _video_url(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
     is_frames = isinstance(source, Media) and source.media_type == FRAMES_TYPE
     if is_frames:
         assert isinstance(source, Media)
-        asked.values.setdefault("num_frames", len(source.ends))
+        asked.suggest("num_frames", len(source.ends), f"{param}.video_url.url")
     return Medium(MediumKind.FRAMES if is_frames else MediumKind.VIDEO, source, param)
 
 
@@ -183,6 +188,7 @@ def _video(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
             where = f"{param}.video[{index}]"
             raise ApiError(f"{where} must be a data: URL: frames are given by value", param=where)
     media = tuple(frame for frame in frames if isinstance(frame, Media))
+    asked.suggest("num_frames", len(media), f"{param}.video")
     return Medium(MediumKind.FRAMES, media[0], param, media, float(rate))
 
 

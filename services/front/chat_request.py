@@ -99,8 +99,6 @@ def read_chat(body: Any, media: Mapping[str, Media]) -> ChatRequest:
     asked.give("prediction", None if prediction is None else (_prediction(prediction),), "prediction")
     document = _read_own(fields.get("slipstream"), asked)
     medium = read_messages(fields.get("messages"), asked)
-    if medium.frames:
-        asked.values.setdefault("num_frames", len(medium.frames))
     options = asked.options()
     stream_options = _stream_options(fields)
     return ChatRequest(

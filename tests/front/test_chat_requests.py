@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.services.front.api_errors import ApiError
+from slipstream.errors import LimitExceeded
+from slipstream.services.front.api_errors import ApiError, as_api_error
 from slipstream.services.front.chat_messages import MediumKind, RemoteFile, StoredFile
 from slipstream.services.front.chat_request import NEUTRAL, TOLERATED, ChatRequest, read_chat
 from slipstream.services.front.json_body import JsonBody
@@ -182,6 +183,21 @@ def test_files_and_frames() -> None:
     frames = read(with_part({"type": "video", "video": [data_url(b"a"), data_url(b"bc")], "fps": 4}))
     assert frames.medium.kind is MediumKind.FRAMES and frames.options.num_frames == 2
     assert [frame.num_bytes for frame in frames.medium.frames] == [1, 2] and frames.medium.frames_per_second == 4
+
+
+def test_frames_that_are_too_many_are_named_as_they_were_given() -> None:
+    part = {"type": "video", "video": [data_url(b"a")] * 3}
+    one = {"type": "video_url", "video_url": {"url": data_url(b"abc", "video/jpeg")}}
+    own = {"slipstream": {"num_frames": 2}}
+    where = "messages[0].content[1]"
+    for said, fields, num_frames, param in (
+        (part, {}, 3, f"{where}.video"),
+        (one, {}, 1, f"{where}.video_url.url"),
+        (part, own, 2, "slipstream.num_frames"),
+    ):
+        chat = read(with_part(said, **fields))
+        too_many = LimitExceeded(f"num_frames {num_frames} is more than the target's limit of 1")
+        assert (chat.options.num_frames, as_api_error(too_many, chat.params).param) == (num_frames, param)
 
 
 def test_text_that_looks_like_media_is_no_text() -> None:
