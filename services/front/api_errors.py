@@ -92,14 +92,14 @@ class ApiError(Exception):
 
 def as_api_error(error: SlipstreamError, params: Mapping[str, str] | None = None) -> ApiError:
     """One of our errors as an answer. `params`: which field of the request gave an option, by the option's name, with
-    which messages about it begin."""
+    which messages about it begin, with a colon behind it or not."""
     status, kind, code = next(
         row[1:] for row in _ANSWERS if isinstance(error, row[0]) or (error.status == row[0].status and row[0] in _WIDE)
     )
     retry_after_s = error.retry_after_s
     if retry_after_s is None and status in (429, 503):
         retry_after_s = UNAVAILABLE_RETRY_S
-    name = str(error).partition(" ")[0]
+    name = str(error).partition(" ")[0].removesuffix(":")
     param = (params or {}).get(name, f"slipstream.{name}" if name in OPTIONS_BY_NAME else None)
     return ApiError(str(error), status=status, kind=kind, param=param, code=code, retry_after_s=retry_after_s)
 

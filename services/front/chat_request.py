@@ -32,7 +32,7 @@ class ChatRequest:
     document_params: tuple[str, ...] = ()
     """The fields that say how a document is to be read."""
     params: Mapping[str, str] = field(default_factory=dict)
-    """The field of the request that gave an option, by the option's name."""
+    """The field of the request that gave an option, also one of documents, by the option's name."""
 
 
 # -- fields -----------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def read_chat(body: Any, media: Mapping[str, Media]) -> ChatRequest:
         model=text_at(fields.get("model"), "model"),
         medium=medium,
         options=options,
-        document=_document(document, options),
+        document=_document(document, options, asked.params),
         stream=_flag(fields.get("stream"), "stream"),
         include_usage=_flag(stream_options.get("include_usage"), "stream_options.include_usage"),
         continuous_usage=_flag(stream_options.get("continuous_usage_stats"), "stream_options.continuous_usage_stats"),
@@ -161,7 +161,7 @@ def _read_own(said: Any, asked: Asked) -> dict[str, Any]:
         if name in DOCUMENT_FIELDS:
             if type(value) is not DOCUMENT_FIELDS[name]:
                 raise ApiError(f"{param} must be of type {DOCUMENT_FIELDS[name].__name__}", param=param)
-            document[name] = value
+            document[name], asked.params[name] = value, param
         elif name in OPTIONS_BY_NAME and name not in OWN_NAMES:
             asked.give(name, _tuple(value) if isinstance(value, list) else value, param)
         else:
@@ -169,7 +169,7 @@ def _read_own(said: Any, asked: Asked) -> dict[str, Any]:
     return document
 
 
-def _document(said: Mapping[str, Any], options: CaptionOptions) -> DocumentOptions:
+def _document(said: Mapping[str, Any], options: CaptionOptions, params: Mapping[str, str]) -> DocumentOptions:
     """How a document is to be read. Raises `ApiError`."""
     request = DocumentRequest(**{name: value for name, value in said.items() if name in OF_PAGES})
     if len(request.pages) > MAX_RANGE_CHARS:
@@ -177,7 +177,7 @@ def _document(said: Mapping[str, Any], options: CaptionOptions) -> DocumentOptio
     try:
         document = DocumentOptions(request, **{name: said[name] for name in said if name not in OF_PAGES}).check()
     except SlipstreamError as error:
-        raise as_api_error(error, {name: f"slipstream.{name}" for name in DOCUMENT_FIELDS}) from None
+        raise as_api_error(error, params) from None
     return replace(document, caption=options)
 
 

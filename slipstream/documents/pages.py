@@ -26,7 +26,7 @@ def parse_pages(asked: str, num_pages: int, max_pages: int) -> tuple[int, ...]:
         wanted |= dict.fromkeys(_parse_range(part.strip(), num_pages))
         if len(wanted) > max_pages:  # before the next range, of which there may be hundreds of as many pages
             raise LimitExceeded(
-                f"{len(wanted)} pages or more are asked for, and this server reads at most {max_pages} at a time; ask"
+                f"pages: {len(wanted)} or more are asked for, and this server reads at most {max_pages} at a time; ask"
                 f' for them in parts, such as pages "1-{max_pages}"'
             )
     return tuple(wanted)

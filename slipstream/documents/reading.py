@@ -51,11 +51,12 @@ class DocumentOptions:
         if self.ocr not in OCR_WHEN:
             raise InvalidRequest(f"ocr {self.ocr!r} is unknown; choose one of {', '.join(OCR_WHEN)}")
         if self.caption.in_segments:
-            raise InvalidRequest("a page has no segments: leave them out")
-        if {"duplicates", "skip_marked"} & self.caption.given().keys():
-            raise InvalidRequest("pages are all read: leave duplicates and skip_marked out")
+            raise InvalidRequest("segments must be left out: a page has no segments")
+        for name in ("duplicates", "skip_marked"):
+            if name in self.caption.given():
+                raise InvalidRequest(f"{name} must be left out: pages are all read")
         if self.caption.get("num_frames", 1) != 1:
-            raise InvalidRequest("a page is one frame: leave num_frames out")
+            raise InvalidRequest("num_frames must be left out: a page is one frame")
         return self
 
 

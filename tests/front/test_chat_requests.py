@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.errors import LimitExceeded
+from slipstream.documents.pages import parse_pages
+from slipstream.errors import LimitExceeded, SlipstreamError
 from slipstream.services.front.api_errors import ApiError, as_api_error
 from slipstream.services.front.chat_messages import MediumKind, RemoteFile, StoredFile
 from slipstream.services.front.chat_request import NEUTRAL, TOLERATED, ChatRequest, read_chat
@@ -198,6 +199,26 @@ def test_frames_that_are_too_many_are_named_as_they_were_given() -> None:
         chat = read(with_part(said, **fields))
         too_many = LimitExceeded(f"num_frames {num_frames} is more than the target's limit of 1")
         assert (chat.options.num_frames, as_api_error(too_many, chat.params).param) == (num_frames, param)
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "param"),
+    [
+        ({"slipstream": {"pages": "9"}}, "slipstream.pages"),
+        ({"slipstream": {"pages": "nine"}}, "slipstream.pages"),
+        ({"slipstream": {"pages": "1-3"}}, "slipstream.pages"),
+        ({}, None),
+        ({"slipstream": {"num_frames": 2}}, "slipstream.num_frames"),
+        ({"mm_processor_kwargs": {"num_frames": 2}}, "mm_processor_kwargs.num_frames"),
+        ({"slipstream": {"segments": "shots"}}, "slipstream.segments"),
+        ({"slipstream": {"skip_marked": "black"}}, "slipstream.skip_marked"),
+    ],
+)
+def test_what_does_not_fit_the_document_is_named(asked_for: dict[str, Any], param: str | None) -> None:
+    chat = read(with_part({"type": "file", "file": {"file_id": "file-1"}}, **asked_for))
+    with pytest.raises(SlipstreamError) as error:
+        parse_pages(chat.document.check().request.pages, num_pages=3, max_pages=2)
+    assert as_api_error(error.value, chat.params).param == param
 
 
 def test_text_that_looks_like_media_is_no_text() -> None:
