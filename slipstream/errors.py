@@ -31,13 +31,17 @@ class InvalidRequest(SlipstreamError):
     exit_code = 2
 
 
-class UnreadableVideo(InvalidRequest):
+class UnreadableMedia(InvalidRequest):
+    """A service finds that the bytes are no video, and no document, that it can read."""
+
+
+class UnreadableVideo(UnreadableMedia):
     """The bytes are no video that can be decoded: wrong format, damaged, empty, or without a video stream."""
 
     exit_code = 3
 
 
-class UnreadableDocument(InvalidRequest):
+class UnreadableDocument(UnreadableMedia):
     """The bytes are no document that can be read: wrong format, damaged, empty, or behind a password."""
 
     exit_code = 3

@@ -17,8 +17,7 @@ from slipstream.errors import (
     SessionIdle,
     SlipstreamError,
     Unauthenticated,
-    UnreadableDocument,
-    UnreadableVideo,
+    UnreadableMedia,
     VideoNotFound,
 )
 from slipstream.options import OPTIONS_BY_NAME
@@ -27,8 +26,7 @@ INVALID = "invalid_request_error"
 UNAVAILABLE_RETRY_S, NO_ROOM_RETRY_S = 1.0, 10.0
 
 _ANSWERS: tuple[tuple[type[SlipstreamError], int, str, str | None], ...] = (
-    (UnreadableVideo, 400, INVALID, "unreadable_media"),
-    (UnreadableDocument, 400, INVALID, "unreadable_media"),
+    (UnreadableMedia, 400, INVALID, "unreadable_media"),
     (SessionExists, 409, INVALID, "conflict"),
     (InvalidRequest, 400, INVALID, None),
     (LimitExceeded, 413, INVALID, "limit_exceeded"),

@@ -18,6 +18,7 @@ from slipstream.errors import (
     SessionExists,
     SlipstreamError,
     Unauthenticated,
+    UnreadableMedia,
     VideoNotFound,
 )
 from slipstream.rpc.grpc_options import (
@@ -26,6 +27,7 @@ from slipstream.rpc.grpc_options import (
     MAX_RECEIVE_OPTION,
     REQUEST_ID_KEY,
     RETRY_AFTER_KEY,
+    UNREADABLE_KEY,
 )
 from slipstream.rpc.security import AUTHORIZATION_KEY, MAX_TOKEN_CHARS, SCHEME
 from slipstream.rpc.tls import PeerSecurity, is_local
@@ -104,6 +106,8 @@ def as_slipstream_error(error: grpc.aio.AioRpcError, peer: str) -> SlipstreamErr
     details = error.details() or f"the {peer} failed with {code.name}"
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return Overloaded(details, retry_after_s=_retry_after_s(error))
+    if code is grpc.StatusCode.INVALID_ARGUMENT and _tells(error, UNREADABLE_KEY):
+        return UnreadableMedia(details)
     return _ERRORS.get(code, SlipstreamError)(details)
 
 
@@ -114,7 +118,12 @@ def is_too_large(error: grpc.aio.AioRpcError) -> bool:
 
 def is_answer(error: grpc.aio.AioRpcError) -> bool:
     """Whether the peer said so itself: one that is up may be without its own store, or stopping."""
-    return any(key == ANSWERED_KEY for key, _ in error.trailing_metadata() or ())
+    return _tells(error, ANSWERED_KEY)
+
+
+def _tells(error: grpc.aio.AioRpcError, name: str) -> bool:
+    """Whether there is such trailing metadata."""
+    return any(key == name for key, _ in error.trailing_metadata() or ())
 
 
 def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:

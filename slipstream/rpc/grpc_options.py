@@ -16,6 +16,8 @@ RETRY_AFTER_S = 1.0
 """What it says where nobody knows better."""
 ANSWERED_KEY = "x-slipstream-answered"
 """Trailing metadata of every failure that a service of ours says itself; without it the failure is the connection's."""
+UNREADABLE_KEY = "x-slipstream-unreadable"
+"""Trailing metadata of an INVALID_ARGUMENT that is about a video or document which cannot be read."""
 ADVERTISED_KEY = "x-slipstream-address"
 """Initial metadata of a target's session: where this one of several targets serves the session's guidance."""
 QUEUED_KEY = "x-slipstream-queued"

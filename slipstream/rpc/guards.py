@@ -21,6 +21,7 @@ from slipstream.errors import (
     ServiceStopping,
     ServiceUnavailable,
     SlipstreamError,
+    UnreadableMedia,
 )
 from slipstream.logs import LineBudget, get_logger
 from slipstream.rpc.callers import Places, begin_call, current_caller
@@ -32,6 +33,7 @@ from slipstream.rpc.grpc_options import (
     RETRY_AFTER_KEY,
     RETRY_AFTER_S,
     UNARY_TIMEOUT_S,
+    UNREADABLE_KEY,
 )
 from slipstream.rpc.message_limits import Arrivals, Requests, write
 
@@ -227,7 +229,8 @@ class AnswerErrors(Surrounded):
         if retry_after_s is None and error.status == Overloaded.status:
             retry_after_s = RETRY_AFTER_S
         hint = () if retry_after_s is None else ((RETRY_AFTER_KEY, str(math.ceil(1000 * retry_after_s))),)
-        await context.abort(grpc.StatusCode[error.status], message, (*ANSWERED, *hint))
+        about = ((UNREADABLE_KEY, "1"),) if isinstance(error, UnreadableMedia) else ()
+        await context.abort(grpc.StatusCode[error.status], message, (*ANSWERED, *hint, *about))
 
     def _audit(self, method: str, outcome: str) -> None:
         """One line on who did what, or tried to. Successes are never left out."""

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import grpc
 
-from slipstream.rpc.grpc_options import SERVER_OPTIONS
+from slipstream.rpc.grpc_options import SERVER_OPTIONS, UNREADABLE_KEY
 from slipstream.rpc.guards import ANSWERED
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 from slipstream.rpc.v1.gateway_pb2 import CaptionEvent, CommittedText, CommittedToken, StageChange, Summary
@@ -110,8 +110,9 @@ class FakeGateway(gateway_pb2_grpc.GatewayServicer):
             yield CaptionEvent(summary=make_summary(self.options.method or "slipstream"))
 
     async def _refuse(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """With the status that the video names: by gRPC itself, or answered by this server."""
-        for verb, metadata in (("refuse ", ()), ("answer ", ANSWERED)):
+        """With the status that the video names: by gRPC itself, answered by this server, or as unreadable."""
+        unreadable = (*ANSWERED, (UNREADABLE_KEY, "1"))
+        for verb, metadata in (("refuse ", ()), ("answer ", ANSWERED), ("unread ", unreadable)):
             if self.received.startswith(verb.encode()):
                 await context.abort(grpc.StatusCode[self.received.decode().removeprefix(verb)], DETAILS, metadata)
 

@@ -23,6 +23,7 @@ from slipstream.errors import (
     LimitExceeded,
     SlipstreamError,
     UnreadableDocument,
+    UnreadableMedia,
     UnreadableVideo,
     VideoNotFound,
 )
@@ -238,12 +239,12 @@ async def test_a_document_below_a_root_is_read(documents: Documents) -> None:
 @pytest.mark.parametrize(
     ("document", "asked", "error", "words"),
     [
-        (encrypted(), {}, InvalidRequest, "needs a password"),
-        (PDF[:200], {}, InvalidRequest, "no PDF that can be read"),
-        (cyclic(), {}, InvalidRequest, "no page that can be found"),
-        (b"nothing", {}, InvalidRequest, "neither a PDF"),
+        (encrypted(), {}, UnreadableMedia, "needs a password"),
+        (PDF[:200], {}, UnreadableMedia, "no PDF that can be read"),
+        (cyclic(), {}, UnreadableMedia, "no page that can be found"),
+        (b"nothing", {}, UnreadableMedia, "neither a PDF"),
         (b"", {}, UnreadableDocument, "no bytes"),
-        (slipstream.RemotePath("empty.pdf"), {}, InvalidRequest, "no bytes"),
+        (slipstream.RemotePath("empty.pdf"), {}, UnreadableMedia, "no bytes"),
         (slipstream.RemotePath("absent.pdf"), {}, VideoNotFound, "below the allowed folders"),
         (slipstream.RemotePath("/etc/hostname"), {}, VideoNotFound, "below the allowed folders"),
         (slipstream.RemotePath("../script.json"), {}, InvalidRequest, "'..'"),

@@ -80,6 +80,14 @@ async def test_statuses_of_the_gateway(gateway: FakeGateway, code: grpc.StatusCo
             assert ("retry-after" in refused.value.response.headers) == (status in (429, 503))
 
 
+async def test_media_that_a_gateway_cannot_read_have_a_code_of_their_own(gateway: FakeGateway) -> None:
+    async with front_at(gateway.address) as address:
+        for verb, code in (("unread", "unreadable_media"), ("answer", None)):
+            with pytest.raises(openai.BadRequestError) as refused:
+                await chat(address, f"{verb} INVALID_ARGUMENT".encode())
+            assert (refused.value.code, refused.value.param) == (code, "messages[0].content[1]")
+
+
 async def test_a_disk_that_is_full_may_have_room_later(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

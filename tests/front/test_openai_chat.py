@@ -195,9 +195,9 @@ async def test_many_streams_at_once(served: Served) -> None:
 
 
 async def test_errors_are_those_that_the_client_knows(served: Served) -> None:
-    good = data_url(served.clips[0])
+    good, no_video = data_url(served.clips[0]), data_url(b"no video")
     cases: list[tuple[type[openai.APIStatusError], dict[str, Any], str | None]] = [
-        (openai.BadRequestError, {"url": data_url(b"no video")}, "messages[0].content[1]"),
+        (openai.BadRequestError, {"url": no_video}, "messages[0].content[1]"),
         (openai.NotFoundError, {"url": "file:///etc/passwd"}, "messages[0].content[1]"),
         (openai.BadRequestError, {"url": "https://example.com/a.mp4"}, "messages[0].content[1]"),
         (openai.NotFoundError, {"url": good, "model": "another"}, "model"),
@@ -209,6 +209,7 @@ async def test_errors_are_those_that_the_client_knows(served: Served) -> None:
         with pytest.raises(kind) as refused:
             await chat(served, **fields)
         assert refused.value.param == param, fields
+        assert (refused.value.code == "unreadable_media") == (fields["url"] == no_video), fields
         assert refused.value.type == "invalid_request_error" and refused.value.response.headers["x-request-id"]
 
 

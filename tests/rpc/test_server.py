@@ -13,7 +13,7 @@ import structlog
 
 from slipstream import errors
 from slipstream.errors import SlipstreamError
-from slipstream.rpc.calls import open_channel, request_metadata
+from slipstream.rpc.calls import as_slipstream_error, open_channel, request_metadata
 from slipstream.rpc.grpc_options import SERVER_OPTIONS
 from slipstream.rpc.guards import MAX_DETAILS_CHARS, AnswerErrors
 from slipstream.rpc.message_limits import write
@@ -133,6 +133,18 @@ async def test_a_long_complaint_arrives_as_itself(tmp_path: Path) -> None:
     async with serving(servicer, tmp_path) as stub:
         code, details = await refusal(stub, streamed=True)
     assert code == grpc.StatusCode.INVALID_ARGUMENT and details == "x" * MAX_DETAILS_CHARS
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+async def test_that_media_cannot_be_read_is_told_on(tmp_path: Path, kind: type[SlipstreamError]) -> None:
+    """And of no other error, whatever its status."""
+    servicer = Troubled()
+    servicer.trouble = fail(kind("what is wrong"))
+    async with serving(servicer, tmp_path) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.GetModel(common_pb2.GetModelRequest())
+    told = as_slipstream_error(refused.value, "gateway")
+    assert isinstance(told, errors.UnreadableMedia) == issubclass(kind, errors.UnreadableMedia)
 
 
 async def test_a_stream_is_closed_under_its_own_id(tmp_path: Path, log: list[LogEntry]) -> None:
