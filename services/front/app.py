@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from slipstream.errors import ServiceStopping, SlipstreamError, Unauthenticated
 from slipstream.logs import LineBudget, get_logger
 from slipstream.rpc.callers import begin_call, current_caller, name_owner
-from slipstream.rpc.security import MAX_TOKEN_CHARS, SCHEME
+from slipstream.rpc.security import AUTHORIZATION_KEY, bearer_token
 from slipstream.rpc.tracing import TRACEPARENT_KEY
 from slipstream.services.front.api_errors import ApiError, as_api_error, no_room, not_found
 from slipstream.services.front.bodies import ClientGone, linger
@@ -122,9 +122,8 @@ class Api:
         """Where tokens are asked for, they say who calls; the gateways ask again."""
         if self.front.tokens is None:
             return
-        given = call.header("authorization")
-        token = given.removeprefix(SCHEME) if given.startswith(SCHEME) else ""
-        owner = self.front.tokens.owner(token) if 0 < len(token) <= MAX_TOKEN_CHARS else None
+        token = bearer_token(call.header(AUTHORIZATION_KEY))
+        owner = self.front.tokens.owner(token) if token else None
         if owner is None:
             raise Unauthenticated("this server needs a token that it knows; send `authorization: Bearer TOKEN`")
         call.owner, call.token = owner, token

@@ -179,7 +179,7 @@ class Identify:
     async def around(
         self, context: grpc.aio.ServicerContext, details: grpc.HandlerCallDetails, *, is_stream: bool
     ) -> AsyncIterator[None]:
-        token = _bearer_token([value for key, value in details.invocation_metadata or () if key == AUTHORIZATION_KEY])
+        token = _only_token([value for key, value in details.invocation_metadata or () if key == AUTHORIZATION_KEY])
         name_owner(self._owner_of(context, token))
         _rights.set(self._tokens.rights(current_owner()) if self._tokens else OwnerRights())
         async with self._streams.around(token) if is_stream and self._tokens else contextlib.nullcontext():
@@ -225,12 +225,15 @@ def make_identify(tokens: str, listen: str, *, has_tls: bool) -> Identify:
     return Identify(TokenFile(tokens))
 
 
-def _bearer_token(given: Sequence[str | bytes]) -> str:
+def bearer_token(given: str) -> str:
+    """The token of an `authorization`, or ''. The scheme may be written in any case."""
+    scheme, token = given[: len(SCHEME)], given[len(SCHEME) :]
+    return token if scheme.casefold() == SCHEME.casefold() and len(token) <= MAX_TOKEN_CHARS else ""
+
+
+def _only_token(given: Sequence[str | bytes]) -> str:
     """The one token of the metadata, or ''."""
-    if len(given) != 1 or not isinstance(given[0], str) or not given[0].startswith(SCHEME):
-        return ""
-    token = given[0].removeprefix(SCHEME)
-    return token if len(token) <= MAX_TOKEN_CHARS else ""
+    return bearer_token(given[0]) if len(given) == 1 and isinstance(given[0], str) else ""
 
 
 def _certificate_owner(context: grpc.aio.ServicerContext) -> str:

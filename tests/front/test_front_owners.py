@@ -9,7 +9,7 @@ import pytest
 from slipstream.errors import InvalidConfig
 from slipstream.rpc.security import new_token
 from tests.cli.fake_gateway import TEXT, FakeGateway
-from tests.support.front import asked, client_of, data_url, front_at
+from tests.support.front import asked, client_of, data_url, front_at, raw, status_of
 
 VIDEO = data_url(b"good")
 
@@ -57,6 +57,15 @@ async def test_owners(gateway: FakeGateway, tokens: tuple[str, str, str], tmp_pa
         with pytest.raises(openai.NotFoundError):
             await his.chat.completions.create(model="big", messages=[{"role": "user", "content": [part]}])
         assert (await hers.files.retrieve(file.id)).id == file.id
+
+
+@pytest.mark.parametrize(("scheme", "status"), [("Bearer", 200), ("bearer", 200), ("BEARER", 200), ("Basic", 401)])
+async def test_the_scheme_may_be_written_in_any_case(
+    gateway: FakeGateway, tokens: tuple[str, str, str], scheme: str, status: int
+) -> None:
+    request = f"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: {scheme} {tokens[1]}\r\n\r\n"
+    async with front_at(gateway.address, tokens=tokens[0]) as address:
+        assert status_of(await raw(address, request.encode())) == status
 
 
 async def test_tokens_do_not_travel_in_plaintext(tokens: tuple[str, str, str]) -> None:

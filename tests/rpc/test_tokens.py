@@ -47,6 +47,7 @@ async def test_a_token_names_its_owner(keys: tuple[Path, dict[str, str]]) -> Non
             async with open_channel(address) as channel:
                 assert await ask(channel, *metadata) == f"owner={owner}"
                 assert await ask(channel, ("x-request-id", "r"), *metadata) == f"owner={owner}"
+                assert await ask(channel, ("authorization", f"bEARER {token}")) == f"owner={owner}"
                 assert await pull(channel, *metadata) == owner.encode()
 
 
@@ -59,7 +60,7 @@ async def test_a_stranger_learns_nothing_but_that_health_is_open(keys: tuple[Pat
         *((("authorization", text),) for text in ("", "Bearer ", "Bearer wrong", f"Bearer {digest}", known["alice"])),
         *(
             (("authorization", text),)
-            for text in (f"bearer {known['alice']}", f"{good} ", f"{good}x", "Bearer " + "x" * 4000)
+            for text in (f"Basic {known['alice']}", f"{good} ", f"{good}x", "Bearer " + "x" * 4000)
         ),
         (("authorization", good), ("authorization", good)),
         (("authorization-bin", good.encode()),),
