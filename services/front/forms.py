@@ -84,14 +84,14 @@ class Form:
     def _headers_finished(self) -> None:
         _, options = parse_options_header(self._head.get(b"content-disposition", b""))
         self._key = options.get(b"name", b"").decode(errors="replace")
-        self._is_file = b"filename" in options
+        self._is_file = self._key == "file" or b"filename" in options
         if self._is_file and (self._has_file or self._key != "file"):
             raise ApiError("the form takes one file, named file", param=self._key[:64])
         if self._key in self.fields:
             raise ApiError(f"{self._key[:64]!r} occurs twice", param=self._key[:64])
         if self._is_file:
             self._has_file = True
-            self.filename = options[b"filename"].decode(errors="replace")[:MAX_NAME_CHARS]
+            self.filename = options.get(b"filename", b"").decode(errors="replace")[:MAX_NAME_CHARS]
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         if self._is_file:

@@ -132,6 +132,8 @@ async def test_forms_that_are_none(gateway: FakeGateway, tmp_path: Path) -> None
         (file + field % (b"purpose", b"p" * 9000) + end, 400),
         ((field % (b"a", b"1")) * 20 + end, 400),
         (b"--b\r\n" + b"A: b\r\n" * 5000 + b"\r\n", 400),
+        (file.replace(b'"file"', b'"video"') + purpose + end, 400),
+        (file + field % (b"file", b"x") + purpose + end, 400),
         (file + purpose + end, 200),
     ]
     async with front_at(gateway.address, data=str(tmp_path)) as address:
@@ -140,6 +142,21 @@ async def test_forms_that_are_none(gateway: FakeGateway, tmp_path: Path) -> None
             assert status_of(answer) == status, (body[:200], answer)
         assert status_of(await raw(address, post("/v1/files", b"{}", more="Content-Type: application/json\r\n"))) == 415
     assert len(list((tmp_path / "files" / "nobody").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "filename"),
+    [("", "file"), ("; filename*=UTF-8''a.mp4", "file"), ('; filename=""', "file"), ('; filename="a.mp4"', "a.mp4")],
+)
+async def test_the_part_named_file_is_the_file(gateway: FakeGateway, tmp_path: Path, more: str, filename: str) -> None:
+    file = f'--b\r\nContent-Disposition: form-data; name="file"{more}\r\n\r\nx\r\n'
+    purpose = '--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n--b--\r\n'
+    kind = "Content-Type: multipart/form-data; boundary=b\r\n"
+    async with front_at(gateway.address, data=str(tmp_path)) as address:
+        answer = await raw(address, post("/v1/files", (file + purpose).encode(), more=kind))
+    assert status_of(answer) == 200
+    kept = json.loads(answer.partition(b"\r\n\r\n")[2])
+    assert (kept["filename"], kept["bytes"]) == (filename, 1)
 
 
 async def test_who_sends_slowly_is_let_go(gateway: FakeGateway) -> None:
