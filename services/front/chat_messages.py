@@ -143,16 +143,19 @@ def _read_message(message: Mapping[str, Any], param: str, asked: Asked, texts: l
     check_names(message, {"role", "content"}, param)
     content = message.get("content")
     if isinstance(content, str):
-        content = [{"type": "text", "text": content}]
+        texts.append(_words(content, f"{param}.content", asked))
+        return
     if not isinstance(content, list):
         raise ApiError(f"{param}.content must be text or a list of parts", param=f"{param}.content")
+    is_silent = all(map(_is_empty, content))
     for index, part in enumerate(content):
         where = f"{param}.content[{index}]"
         part = object_at(part, where)
         kind = part.get("type")
         if kind == "text":
             check_names(part, {"type", "text"}, where)
-            texts.append(_words(part.get("text"), f"{where}.text", asked))
+            if is_silent or not _is_empty(part):
+                texts.append(_words(part.get("text"), f"{where}.text", asked))
         elif role == "user" and isinstance(kind, str) and kind in _READERS:
             media.append(_READERS[kind](part, where, asked))
         else:
@@ -255,6 +258,11 @@ def _no_file(param: str) -> ApiError:
     return ApiError(f"{param} must be of the form file:///PATH", param=param)
 
 
+def _is_empty(part: Any) -> bool:
+    """A text without a character, as some clients send beside media."""
+    return isinstance(part, dict) and part.get("type") == "text" and part.get("text") == ""
+
+
 def _words(value: Any, param: str, asked: Asked) -> str:
     text = text_at(value, param)
     if text in asked.media:
@@ -263,8 +271,10 @@ def _words(value: Any, param: str, asked: Asked) -> str:
 
 
 def text_at(value: Any, param: str) -> str:
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str):
         raise ApiError(f"{param} must be text" if value is not None else f"{param} is missing", param=param)
+    if not value:
+        raise ApiError(f"{param} is empty", param=param)
     try:
         value.encode()
     except UnicodeEncodeError:

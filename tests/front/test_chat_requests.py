@@ -18,6 +18,7 @@ from slipstream.services.front.json_body import JsonBody
 from tests.support.front import asked, data_url
 
 URL = "file:///videos/a%20b.mp4"
+EMPTY: dict[str, Any] = {"type": "text", "text": ""}
 
 
 def request(**fields: Any) -> dict[str, Any]:
@@ -219,6 +220,22 @@ def test_what_does_not_fit_the_document_is_named(asked_for: dict[str, Any], para
     with pytest.raises(SlipstreamError) as error:
         parse_pages(chat.document.check().request.pages, num_pages=3, max_pages=2)
     assert as_api_error(error.value, chat.params).param == param
+
+
+def test_an_empty_text_beside_others_says_nothing() -> None:
+    words, video = asked(URL)[0]["content"]
+    for parts, options in (([words, EMPTY, video], {"prompt": words["text"]}), ([EMPTY, video], {})):
+        assert read(request(messages=[{"role": "user", "content": parts}])).options.given() == options
+    more = EMPTY | {"cache_control": {}}
+    assert refused(with_part(more)).param == "messages[0].content[1].cache_control"
+
+
+@pytest.mark.parametrize(
+    ("content", "param"), [("", "content"), ([EMPTY], "content[0].text"), ([EMPTY, EMPTY], "content[0].text")]
+)
+def test_a_message_without_a_word_is_named(content: Any, param: str) -> None:
+    error = refused(request(messages=[{"role": "system", "content": content}, *asked(URL)]))
+    assert (str(error), error.param) == (f"messages[0].{param} is empty", f"messages[0].{param}")
 
 
 def test_text_that_looks_like_media_is_no_text() -> None:
