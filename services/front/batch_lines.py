@@ -4,6 +4,7 @@ gateways can open."""
 import json
 import os
 import shutil
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -95,14 +96,15 @@ class BatchLine:
 
 @contextmanager
 def read_lines(file: IO[bytes], max_json_bytes: int, max_media_bytes: int) -> Iterator[Iterator[BatchLine | BadLine]]:
-    """The requests, each good until the next is taken or the context is left; blank lines are none."""
+    """The requests, each good until the next is taken or the context is left; blank lines are none. The file
+    may begin with UTF-8's mark, as some editors write it."""
     with ExitStack() as held:
         yield _lines(file, partial(JsonBody, max_json_bytes, max_media_bytes), held)
 
 
 def _lines(file: IO[bytes], new_body: Callable[[], JsonBody], held: ExitStack) -> Iterator[BatchLine | BadLine]:
     """What is read of one line is `held` until the next, and not by this generator: whoever leaves it may keep it."""
-    number, names, rest = 0, set[str](), b""
+    number, names, rest = 0, set[str](), file.read(len(BOM_UTF8)).removeprefix(BOM_UTF8)
     is_end = False
     while not is_end or rest:
         held.close()

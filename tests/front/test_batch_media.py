@@ -1,18 +1,20 @@
-"""What a batch's requests are about, where gateways can open it."""
+"""A batch's requests as they are read, and what they are about, where gateways can open it."""
 
 import errno
+import io
 import json
 import os
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import pytest
 
 from slipstream.service_info import GatewayInfo
-from slipstream.services.front.batch_lines import BatchLine, ItemMaker
+from slipstream.services.front.batch_lines import BadLine, BatchLine, ItemMaker, read_lines
 from slipstream.services.front.config import FrontConfig
 from slipstream.services.front.file_store import FileStore, new_file_id
 from slipstream.services.front.json_body import JsonBody
-from tests.support.front import PROMPT
+from tests.support.front import PROMPT, batch_line
 
 MODEL = "big"
 VIDEO = b"a long film"
@@ -37,6 +39,16 @@ def sources_of(files: FileStore, folder: Path, num_lines: int) -> list[Path]:
             found.append(Path(maker.item(BatchLine(number, str(number), fed.value(), fed)).source))
     files.delete("", kept.file_id)
     return found
+
+
+@pytest.mark.parametrize("start", [b"", BOM_UTF8, BOM_UTF8 + b"\r\n", b"\n"])
+def test_a_file_may_begin_with_the_mark_of_utf_8(start: bytes) -> None:
+    """There alone: before another line it is no JSON."""
+    line = batch_line("a", {}).encode()
+    with read_lines(io.BytesIO(start + line + b"\n" + BOM_UTF8 + line), 10**6, 10**6) as lines:
+        first, second = lines
+    assert isinstance(first, BatchLine) and first.custom_id == "a" and first.number == 1 + start.count(b"\n")
+    assert isinstance(second, BadLine) and second.code == "invalid_json"
 
 
 def test_a_file_of_many_requests_is_on_disk_once(files: FileStore, tmp_path: Path) -> None:
