@@ -25,6 +25,10 @@ class StageChange:
     """Why, where that is of interest. The total is 0 where there is nothing to count."""
 
 
+PREFILLED = "prefilled"
+"""The stage that says how many tokens a prompt has."""
+
+
 @dataclass(frozen=True)
 class CommittedToken:
     """A token of the text, for good."""

@@ -13,7 +13,7 @@ from slipstream.client.document_client import document_events
 from slipstream.documents.messages import DocumentFacts, PageDraft, PagePicture
 from slipstream.documents.reading import DocumentEvent
 from slipstream.errors import DeadlineExceeded, SlipstreamError
-from slipstream.messages import Caption, CommittedText, KeptTokens, StageChange, Trace
+from slipstream.messages import PREFILLED, Caption, CommittedText, KeptTokens, StageChange, Trace
 from slipstream.service_info import GatewayInfo
 from slipstream.services.front.api_errors import ApiError, as_api_error, not_found
 from slipstream.services.front.bodies import json_body, read_json
@@ -146,6 +146,8 @@ class _Answer:
     """The timings, once they are known."""
     _pieces: list[str] = field(default_factory=list)
     _num_tokens: int = 0
+    _num_prompt: int = 0
+    """Of the caption that is being written."""
     _page: int = 0
 
     @property
@@ -188,8 +190,12 @@ class _Answer:
             if self._page > 1:
                 self._pieces.append(PAGE_BREAK)
                 return PAGE_BREAK
+        elif isinstance(happened, StageChange):
+            if happened.stage == PREFILLED:
+                self._num_prompt = happened.total
         elif isinstance(happened, Caption):
             self.captions.append(happened)
+            self._num_prompt = 0
         elif isinstance(happened, CommittedText):
             self._num_tokens += len(happened.tokens)
             self._pieces.append(str(happened))
@@ -199,7 +205,9 @@ class _Answer:
     def _usage_so_far(self) -> dict[str, Any]:
         if not self.asked.include_usage:
             return {}
-        return {"usage": usage(self.captions, self._num_tokens) if self.asked.continuous_usage else None}
+        if not self.asked.continuous_usage:
+            return {"usage": None}
+        return {"usage": usage(self.captions, self._num_tokens, self._num_prompt)}
 
 
 def _facts(happened: DocumentEvent) -> dict[str, Any]:

@@ -113,13 +113,14 @@ def finish_reason(captions: Sequence[Caption]) -> str:
     return FinishReason.LENGTH.value if is_cut else FinishReason.STOP.value
 
 
-def usage(captions: Sequence[Caption], num_streamed: int | None = None) -> dict[str, Any]:
+def usage(captions: Sequence[Caption], num_streamed: int | None = None, num_prompt: int = 0) -> dict[str, Any]:
     """Tokens. Those of predictions are of hints; what a draft wrote is in `timings`.
 
     Args:
         num_streamed: tokens of the text so far, where its caption has not ended.
+        num_prompt: of the prompt of a caption that has not ended.
     """
-    prompt = sum(caption.video.prompt_tokens for caption in captions)
+    prompt = num_prompt + sum(caption.video.prompt_tokens for caption in captions)
     written = sum(caption.num_tokens for caption in captions) if num_streamed is None else num_streamed
     facts = [caption.speculation for caption in captions]
     return {

@@ -11,7 +11,7 @@ from slipstream.captioning.resumption import MAX_RESUMPTIONS, Replay, Resumption
 from slipstream.captioning.stats import CaptionStats, Tracer
 from slipstream.errors import Overloaded, ProtocolViolation, ResumeMismatch, ServiceUnavailable, SlipstreamError
 from slipstream.logs import get_logger
-from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, StageChange
+from slipstream.messages import PREFILLED, Caption, CaptionEvent, CommittedText, CommittedToken, StageChange
 from slipstream.rpc.peers import Peers, TargetCall
 from slipstream.session_messages import (
     DraftReady,
@@ -271,6 +271,7 @@ class CaptionRun:
                 self._emit(StageChange(event.stage, event.done, event.total))
             case Prefilled():
                 self._stats.prefilled = event
+                self._emit(StageChange(PREFILLED, event.reused_tokens, event.prompt_tokens))
                 self._emit(StageChange("generate"))
             case Judgement() if self._replay is not None:
                 self._on_replayed(self._replay, event)

@@ -72,6 +72,16 @@ async def test_a_stream_is_the_same_text_with_usage_at_its_end(served: Served) -
     assert chunks[-2].timings["predicted_n"] == NUM_TOKENS and chunks[-2].slipstream["receipt"]["text_sha256"]
 
 
+async def test_every_chunk_has_the_usage_so_far(served: Served) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    stream = await chat(served, data_url(served.clips[0]), stream=True, stream_options=options)
+    told = [chunk.usage async for chunk in stream]
+    written = [usage.completion_tokens for usage in told]
+    assert written == sorted(written) and written[-1] == NUM_TOKENS
+    assert {usage.prompt_tokens for usage in told} == {(await plain(served)).video.prompt_tokens}
+    assert all(usage.total_tokens == usage.prompt_tokens + usage.completion_tokens for usage in told)
+
+
 async def test_a_traced_stream_says_who_wrote_what(served: Served) -> None:
     stream = await chat(
         served, data_url(served.clips[0]), {"slipstream": EXTRA["slipstream"] | {"trace": True}}, stream=True
