@@ -100,6 +100,16 @@ def test_paths_of_a_manifest_in_a_bucket_are_below_its_folder() -> None:
     assert [item.source for item in found] == sources
 
 
+@pytest.mark.parametrize("folder", [FOLDER / "lists", ObjectUrl.parse("s3://films/lists")])
+def test_a_path_may_lead_out_of_the_folder_of_its_manifest(folder: Path | ObjectUrl) -> None:
+    """Gateways refuse paths and keys with such steps."""
+    lines = b'{"source": "../1998/a.mp4"}\n{"source": "./b.mp4"}\n{"source": "/c/../d.mp4"}\n'
+    above = "/videos" if isinstance(folder, Path) else "s3://films"
+    found = items(lines, "list.jsonl", folder)
+    assert [item.source for item in found] == [f"{above}/1998/a.mp4", f"{above}/lists/b.mp4", "/d.mp4"]
+    assert [item.custom_id for item in found] == ["../1998/a.mp4", "./b.mp4", "/c/../d.mp4"]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

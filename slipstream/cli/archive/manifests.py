@@ -6,6 +6,8 @@ Each is gone through row by row, so that memory does not grow with their number,
 import csv
 import io
 import json
+import os
+import posixpath
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -315,9 +317,10 @@ def _num_bytes(size: Any) -> int:
 
 
 def _below(folder: Folder, source: str) -> str:
-    if isinstance(folder, Path):
-        return str(folder / source)
-    return source if source.startswith("/") else str(folder.below(source))
+    """Without steps `.` and `..`: a gateway takes no path and no key that has one."""
+    if isinstance(folder, Path) or source.startswith("/"):
+        return os.path.normpath(os.path.join(str(folder), source))
+    return str(ObjectUrl(folder.root, posixpath.normpath(f"/{folder.key}/{source}").lstrip("/")))
 
 
 def _kind(text: str) -> JobKind:
