@@ -185,6 +185,25 @@ def test_patterns_files_and_roots(archive: FakeArchive, folder: Path, monkeypatc
     assert submit(archive, "b.mp4", "--root", "deep", "--name", "outside") == 2
 
 
+def test_a_pattern_goes_through_links_to_folders_that_it_names_and_no_others(
+    archive: FakeArchive, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two links that lead up would never end."""
+    monkeypatch.chdir(folder)
+    for link in ("up", "again"):
+        (folder / "deep" / link).symlink_to(folder)
+    for number, (pattern, found) in enumerate(
+        {
+            "**": ["b.mp4", "deep/a.MKV", "deep/er/c.webm"],
+            f"{folder}/**/**/*.webm": ["deep/er/c.webm"],
+            "**/up/*.mp4": ["deep/up/b.mp4"],
+            "deep/u*/**/er/*": ["up/deep/er/c.webm"],
+        }.items()
+    ):
+        assert submit(archive, pattern, "--name", str(number)) == 0
+        assert list(archive.batches[str(number)].items) == found
+
+
 def test_nothing_to_hand_in(archive: FakeArchive, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit(archive, tmp_path / "none.mp4") == 3
     (tmp_path / "empty").mkdir()

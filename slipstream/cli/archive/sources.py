@@ -179,7 +179,7 @@ class Sources:
         return is_wanted
 
     def _matches(self, pattern: str) -> Iterator[str]:
-        for match in sorted(glob.iglob(pattern, recursive=True)):
+        for match in sorted(set(_found(pattern))):
             path = str(_fixed_part(pattern) / os.path.relpath(match, _fixed_folder(pattern)))
             if os.path.isdir(match):
                 if "**" not in pattern:
@@ -262,6 +262,21 @@ def _is_folder(address: str) -> bool:
 
 def _is_pattern(word: str) -> bool:
     return glob.has_magic(word) and not os.path.lexists(word) and not is_remote_object(word)
+
+
+def _found(pattern: str) -> Iterator[str]:
+    """What matches, some of it more than once. `**` stands for folders and those below, but for no links to folders, as
+    one that leads up has no end."""
+    steps = pattern.split(os.sep)
+    if "**" not in steps:
+        yield from glob.iglob(pattern)
+        return
+    deep = steps.index("**")
+    head, tail = os.sep.join(steps[:deep]), os.sep.join(steps[deep + 1 :]) or "*"
+    for top in glob.iglob(head) if head else [os.sep if deep else os.curdir]:
+        for folder, below, _ in os.walk(top):
+            below[:] = [name for name in below if not name.startswith(".")]
+            yield from _found(os.path.join(glob.escape(folder), tail))
 
 
 def _fixed_folder(pattern: str) -> str:
