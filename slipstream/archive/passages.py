@@ -57,10 +57,23 @@ def _record_of(line: str | bytes) -> dict[str, Any] | None:
 
 def _passages_of(record: Mapping[str, Any]) -> Iterator[Passage]:
     source = record["source"] if _is_text(record.get("source")) else ""
-    parts = record.get("parts")
-    for part in parts if isinstance(parts, list) else [record]:
-        if isinstance(part, dict) and _is_text(part.get("text")) and part["text"].strip():
+    for part in _said(record):
+        if _is_text(part.get("text")) and part["text"].strip():
             yield _passage(part, record["custom_id"], source, is_document=record.get("kind") == JobKind.DOCUMENT)
+
+
+def _said(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """All that has a text: a video, or pages, or segments with each of several answers, and the summary of them."""
+    if not isinstance(record.get("parts"), list):
+        yield record
+        return
+    for part in _mappings(record["parts"]):
+        yield from [{**part, "text": None, **answer} for answer in _mappings(part.get("answers")) or [part]]
+    yield from _mappings([record.get("summary")])
+
+
+def _mappings(values: object) -> list[Mapping[str, Any]]:
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
 def _passage(part: Mapping[str, Any], custom_id: str, source: str, is_document: bool) -> Passage:

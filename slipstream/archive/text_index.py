@@ -22,7 +22,7 @@ from typing import Self
 from slipstream.archive.passages import Passage
 from slipstream.errors import InvalidConfig, InvalidRequest
 
-FORMAT = 1
+FORMAT = 2
 """Of the file; another one is built anew."""
 RANKED = 500
 PIECE = 10_000

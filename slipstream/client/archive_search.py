@@ -122,11 +122,13 @@ def _record(job: Job, parts: Sequence[JobPart]) -> dict[str, Any]:
     said = [(part, part.caption.text) for part in parts if part.caption is not None]
     if job.kind is JobKind.FILM:
         timed = [(part.segment, text) for part, text in said if part.segment is not None]
-        return record | {
-            "parts": [
-                {"segment": at.number, "start_s": at.start_s, "end_s": at.end_s, "text": text} for at, text in timed
-            ]
-        }
+        segments = [
+            {"segment": at.number, "start_s": at.start_s, "end_s": at.end_s, "text": text}
+            for at, text in timed
+            if not at.is_summary
+        ]
+        summary = next(({"text": text} for at, text in timed if at.is_summary), None)
+        return record | {"parts": segments, "summary": summary}
     return record | {"parts": [{"page": part.page, "text": text} for part, text in said]}
 
 

@@ -4,19 +4,31 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
 
-from slipstream.archive.messages import Job, JobKind, JobPart, ModelReceipt, Receipt
-from slipstream.archive.queue import JobState
+from slipstream.archive.messages import (
+    Batch,
+    BatchTotals,
+    Job,
+    JobCounts,
+    JobKind,
+    JobPart,
+    ModelReceipt,
+    Receipt,
+)
+from slipstream.archive.queue import BatchState, JobState
 from slipstream.archive.subtitles import SEGMENTS_NOTE, segment_cue, srt_of, vtt_of
+from slipstream.archive.text_index import parse_question
 from slipstream.cli.app import run
 from slipstream.cli.archive.job_lines import job_record
 from slipstream.cli.archive.output import Format, Output, open_writer
 from slipstream.cli.caption import caption_options
 from slipstream.cli.film import caption_film, check_subtitles, clock_time, segment_line, segment_record
+from slipstream.client.archive_client import ArchiveClient
+from slipstream.client.archive_search import open_batch, open_export
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.caption_client import CAPTION_TIMEOUT_S
 from slipstream.client.connection import GatewayAddress
@@ -255,14 +267,44 @@ def test_one_prompt_is_the_prompt_and_several_are_prompts() -> None:
     assert CaptionOptions.from_mapping({"prompts": ["a", "b"]}) == CaptionOptions(prompts=("a", "b"))
 
 
-def test_a_summary_is_in_no_subtitle_and_all_answers_are(tmp_path: Path) -> None:
-    parts = [
+ANSWERED = [
+    *(
         JobPart(number, caption=caption(text), receipt=RECEIPT, segment=Segment(0, 0, 10, prompt=number))
         for number, text in enumerate(("a dog", "nobody"))
-    ]
-    parts.append(JobPart(2, caption=caption("all"), receipt=RECEIPT, segment=Segment(1, 0, 10, is_summary=True)))
+    ),
+    JobPart(2, segment=Segment(0, 0, 10, "torn", prompt=2), error="torn"),
+    JobPart(3, caption=caption("all"), receipt=RECEIPT, segment=Segment(1, 0, 10, is_summary=True)),
+]
+
+
+def test_a_summary_is_in_no_subtitle_and_all_answers_are(tmp_path: Path) -> None:
     with open_writer(Output(str(tmp_path), Format.SRT)) as write:
-        write(JOB, parts)
+        write(JOB, ANSWERED)
     assert (tmp_path / "film.srt").read_text() == "1\n00:00:00,000 --> 00:00:10,000\na dog nobody\n"
-    record = job_record(JOB, parts)
+    record = job_record(JOB, ANSWERED)
     assert record["text"] == "a dog\n\nnobody" and record["summary"]["text"] == "all"
+
+
+class _OneFilm:
+    """An archive of one batch."""
+
+    async def get(self, batch: str) -> Batch:
+        return Batch("b", "", BatchState.COMPLETED, {}, JobCounts(total=1, done=1), 0.0, 3.0, BatchTotals())
+
+    async def jobs(self, batch: str) -> AsyncIterator[Job]:
+        yield JOB
+
+    async def parts(self, batch: str, job: Job) -> AsyncIterator[JobPart]:
+        for part in ANSWERED:
+            yield part
+
+
+async def test_a_batch_and_its_export_are_found_by_every_answer_and_by_the_summary(tmp_path: Path) -> None:
+    export, client = tmp_path / "captions.jsonl", cast(ArchiveClient, _OneFilm())
+    export.write_text(json.dumps(job_record(JOB, ANSWERED)))
+    for index in (open_export(str(export), tmp_path), await open_batch(client, "b", tmp_path)):
+        with index:
+            assert len(index) == 3
+            for word, is_segment in {"dog": True, "nobody": True, "all": False}.items():
+                (found,) = index.search(parse_question(word), 9).passages
+                assert (found.start_s, found.is_segment) == (0, is_segment)
