@@ -36,9 +36,12 @@ class Span:
         return max(self.end_s - self.start_s, 0.0)
 
 
+NO_WORK = Span(0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class Sampled:
-    """One item of the sample, captioned."""
+    """One item of the sample: what it took, which is `NO_WORK` for one that has no result."""
 
     stratum: int
     span: Span
@@ -127,7 +130,7 @@ def choose(strata: NDArray[np.int64], num_sampled: int, seed: int) -> list[int]:
 def estimate(sample: Sequence[Sampled], counts: Mapping[int, int], seed: int = 0) -> Estimate:
     """Of as many items as `counts` has of each stratum. One without a sample is taken to be like all others."""
     figures = np.array([[one.span.seconds, one.tokens, one.result_bytes, one.video_s] for one in sample], dtype=float)
-    at_once = together([one.span for one in sample])
+    at_once = together([one.span for one in sample if one.span.seconds] or [NO_WORK])
     totals = _intervals(figures, np.array([one.stratum for one in sample]), counts, seed)
     seconds, *others = totals
     return Estimate(sum(counts.values()), seconds.times(1 / at_once), at_once, *others)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.archive.estimates import (
+    NO_WORK,
     UNKNOWN_SIZE,
     UNSIZED,
     Estimate,
@@ -105,7 +106,7 @@ async def caption_sample(
     async with aclosing(run_trial(client, "estimate", options, sampled, follow)) as jobs:
         async for job, parts in jobs:
             said.add(by_place[job.custom_id], int(strata[int(job.custom_id)]), job, parts, num_bytes)
-    if not said.sample:
+    if len(said.failures) == len(said.sample):
         raise InvalidRequest(f"no item of the sample could be captioned; the first: {said.failures[0]}")
     known = {name: said.sums[name] for name in ("tokens", "generate_s", "plain_generate_s", "judged", "accepted")}
     return SampledArchive(
@@ -137,6 +138,7 @@ class _Said:
         """One that has ended."""
         if job.state is not JobState.DONE:
             self.failures.append(f"{job.source}: {job.error or job.state}")
+            self.sample.append(Sampled(stratum, NO_WORK))
             return
         done = [caption for caption in (job.caption, *(part.caption for part in parts)) if caption is not None]
         of_job = _tallies(done)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +13,9 @@ from slipstream.archive.messages import BatchItem, BatchOptions, BatchTotals, Jo
 from slipstream.archive.queue import JobState
 from slipstream.cli.archive.estimate import Hardware, Told
 from slipstream.client import archive_estimate
+from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.archive_estimate import SampledArchive, caption_sample, drafted_time, rest_time, stratified
+from slipstream.errors import InvalidRequest
 from slipstream.messages import Caption, SharedFrom, Speculation, Timings
 from slipstream.service_info import GatewayInfo, PeerInfo, Placement, ServiceLoad
 from slipstream.speculation.placement import Compared
@@ -121,6 +123,27 @@ async def test_what_a_draft_took_part_in_is_compared_alone(monkeypatch: pytest.M
     monkeypatch.setattr(archive_estimate, "run_trial", captioned(JobKind.DOCUMENT))
     documents = await caption_sample(*asked)
     assert documents.drafted is None and documents.totals.judged == 50
+
+
+async def test_items_that_fail_are_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four videos of 10 s, one after the other, each second one fails: twenty take as long as ten."""
+
+    async def run(client: Any, purpose: str, options: BatchOptions, items: list[BatchItem], follow: Any) -> Any:
+        for place, item in enumerate(items):
+            made = caption(10.0, 8.0, 1.0) if item.source == "good" else None
+            state, ended_s = JobState.DONE if made else JobState.FAILED, 10.0 * place + 10.0
+            yield Job("j", item.custom_id, "a", state, "", "", "", 1, 0, "w", 0.0, 0.0, ended_s, made), []
+
+    monkeypatch.setattr(archive_estimate, "run_trial", run)
+    how: Any = (BatchOptions(), 4, 0, lambda job, parts: 100)
+    items = [BatchItem("", "bad" if place % 2 else "good") for place in range(4)]
+    sampled = await caption_sample(cast(ArchiveClient, None), items, *how)
+    found = replace(sampled, strata=sampled.strata * 5).estimate()
+    assert (found.num_items, len(sampled.failures)) == (20, 2)
+    assert found.seconds.times(found.at_once).value == pytest.approx(100.0)
+    assert (found.tokens.value, found.result_bytes.value) == (1000, 1000)
+    with pytest.raises(InvalidRequest, match="no item of the sample could be captioned"):
+        await caption_sample(cast(ArchiveClient, None), items[1::2], *how)
 
 
 def test_formats_of_addresses_are_those_of_their_paths(monkeypatch: pytest.MonkeyPatch) -> None:
