@@ -45,9 +45,10 @@ DOCUMENT_OPTIONS: Mapping[str, type] = {"pages": str, "dpi": int, "text_layer": 
 
 
 def kind_of(source: str) -> JobKind:
-    """What a path or an address is by its extension; that an address is none is said when it is fetched."""
+    """What a path or an address is by its extension; that an address is none is said when it is fetched. A key of an
+    object may have any characters: its `?` and `#` end no path."""
     try:
-        path = urlsplit(source).path if "://" in source else source
+        path = urlsplit(source).path if source.startswith("https://") else source
     except ValueError:
         return JobKind.VIDEO
     return JobKind.DOCUMENT if path.lower().endswith(DOCUMENT_EXTENSIONS) else JobKind.VIDEO

@@ -14,9 +14,10 @@ def test_documents_that_wait_for_a_reader_are_told_of(
     archive: FakeArchive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = tmp_path / "list.csv"
-    manifest.write_text("source\n" + "\n".join(("a.pdf", "https://example.org/b.PNG?x=1", "c.mp4", "https://[/d.pdf")))
+    documents = ("a.pdf", "https://example.org/b.PNG?x=1", "s3://scans/page#1.pdf", "gs://scans/page?.pdf")
+    manifest.write_text("\n".join(("source", *documents, "c.mp4", "https://[/d.pdf")))
     assert submit(archive, manifest) == 0
-    assert "2 documents wait for a gateway with a reader" in capsys.readouterr().err
+    assert "4 documents wait for a gateway with a reader" in capsys.readouterr().err
     archive.reads_documents = True
     assert submit(archive, manifest) == 0
     assert not capsys.readouterr().err
