@@ -3,7 +3,7 @@ there is written once and never changed or removed by us: it is its owner's."""
 
 from collections.abc import AsyncIterator
 
-from slipstream.errors import InvalidConfig, InvalidRequest, PermissionDenied, SlipstreamError
+from slipstream.errors import InvalidConfig, InvalidRequest, ObjectChanged, PermissionDenied, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.objects.store import ObjectFacts, ObjectStores, ObjectUrl
 
@@ -30,7 +30,7 @@ class ResultsFolder:
         self._option = option
         self._store = ObjectStores().of(self._url)
         self._facts: dict[str, ObjectFacts] = {}
-        """Of objects that were read; none of them changes."""
+        """Of objects that were read, as they were then."""
 
     async def check(self) -> None:
         """Writes a small marker: who may not write results should not begin. Raises `InvalidConfig` where that is
@@ -71,8 +71,15 @@ class ResultsFolder:
 
     async def read_range(self, name: str, start: int, end: int) -> bytes:
         """Bytes from `start` to before `end`. Raises `ObjectNotFound`."""
+        try:
+            return await self._store.read(await self._facts_of(name), start, end)
+        except ObjectChanged:  # its owner has put it there again, as from a backup
+            self._facts.pop(name, None)
+        return await self._store.read(await self._facts_of(name), start, end)
+
+    async def _facts_of(self, name: str) -> ObjectFacts:
         if name not in self._facts:
             while len(self._facts) >= KNOWN_OBJECTS:
                 del self._facts[next(iter(self._facts))]
             self._facts[name] = await self._store.facts(self._url.below(name))
-        return await self._store.read(self._facts[name], start, end)
+        return self._facts[name]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
+from slipstream.archive import result_reader
 from slipstream.archive.queue import BatchSpec, BatchState, DamagedRecord, JobState
 from slipstream.errors import InvalidConfig, PermissionDenied
 from tests.archive.spilled import NAMES, Spill, files_in
@@ -39,6 +40,23 @@ async def test_a_chunk_that_cannot_be_read_holds_up_its_own_batch_alone(
     chunk.write_bytes(kept)
     await spill.work()
     assert [(job.custom_id, job.state) for job in await spill.list()] == [(name, JobState.DONE) for name in NAMES]
+
+
+async def test_files_that_were_put_there_again_are_read(
+    spill: Spill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a backup: the same bytes, and another object for the store."""
+    monkeypatch.setattr(result_reader, "CACHE_BYTES", 0)
+    await spill.fill(*NAMES)
+    await spill.work()
+    before = await spill.list()
+    files = files_in(tmp_path, "part-*.jsonl.gz")
+    assert len(files) > 1
+    for file in files:
+        copy = file.with_suffix(".copy")
+        copy.write_bytes(file.read_bytes())
+        copy.replace(file)
+    assert await spill.list() == before
 
 
 @pytest.mark.parametrize("num_fed", [0, 4])
