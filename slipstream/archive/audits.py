@@ -80,6 +80,8 @@ class Claim:
     target: tuple[str, str]
     """Revision and dtype of the model that is said to have made it."""
     texts: tuple[Said, ...]
+    whole: str | None = None
+    """The text of a document or film, which is that of its parts; None of a video, and where parts are missing."""
 
     def where(self, said: Said) -> str:
         """What people call that part."""
@@ -101,9 +103,16 @@ def claim_of(record: Mapping[str, Any]) -> Claim | None:
             video_sha256=str(receipt["video_sha256"]),
             target=(str(receipt["target"]["revision"]), str(receipt["target"]["dtype"])),
             texts=tuple(_texts_of(record, kind)),
+            whole=record.get("text") if kind.has_parts else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
+
+
+def without_receipt(record: Mapping[str, Any]) -> Finding:
+    """Of a record that is done and claims nothing: there is nothing to hold its text against."""
+    reason = "it is done, and has no receipt that can be read"
+    return Finding(str(record.get("custom_id")), AuditOutcome.ALTERED, reason)
 
 
 def _texts_of(record: Mapping[str, Any], kind: JobKind) -> list[Said]:
@@ -131,8 +140,8 @@ def _said(record: Mapping[str, Any], number: int, prompt: int = 0) -> Said:
 
 
 def check_digests(claim: Claim) -> list[Finding]:
-    """A finding for each text that is not the one of its receipt."""
-    return [
+    """A finding for each text that is not the one of its receipt; where all are, for a whole that is not theirs."""
+    altered = [
         Finding(
             claim.custom_id,
             AuditOutcome.ALTERED,
@@ -143,6 +152,10 @@ def check_digests(claim: Claim) -> list[Finding]:
         for said in claim.texts
         if hashlib.sha256(said.text.encode(errors="surrogatepass")).hexdigest() != said.text_sha256
     ]
+    parts = "\n\n".join(said.text for said in claim.texts if said.text and said.number != SUMMARY)
+    if altered or claim.whole in (None, parts):
+        return altered
+    return [Finding(claim.custom_id, AuditOutcome.ALTERED, "its text is not that of its parts")]
 
 
 def why_not_replayed(claim: Claim) -> str:

@@ -17,6 +17,7 @@ from slipstream.archive.audits import (
     place_of,
     replay_item,
     why_not_replayed,
+    without_receipt,
 )
 from slipstream.archive.messages import BatchItem, BatchOptions, Job, JobPart
 from slipstream.archive.queue import Priority
@@ -90,9 +91,13 @@ async def audit(
     done = Audit()
     sample = _Sample(share, seed)
     async for record in records:
-        if (claim := claim_of(record)) is None:
+        claim = claim_of(record)
+        if claim is None and record.get("state") != "done":
             continue
         done.num_results += 1
+        if claim is None:
+            done.findings.append(without_receipt(record))
+            continue
         done.findings += check_digests(claim)
         if reason := why_not_replayed(claim):
             done.findings.append(Finding(claim.custom_id, AuditOutcome.SKIPPED, reason))

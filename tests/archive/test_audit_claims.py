@@ -59,6 +59,16 @@ def test_a_summary_that_was_altered_is_found_by_its_digest() -> None:
     assert [finding.where for finding in check_digests(claim)] == ["the summary"]
 
 
+@pytest.mark.parametrize(("whole", "where"), [("x\n\ny\n\nw", []), ("x\n\nw", [""]), (None, [])])
+def test_the_text_of_a_film_is_that_of_its_segments(whole: str | None, where: list[str]) -> None:
+    made = record(answer("x", answers=[answer("x"), answer("y")]), answer(""), answer("w"), summary="z")
+    claim = claim_of(made | {"text": whole})
+    assert claim is not None
+    found = check_digests(claim)
+    assert [finding.where for finding in found] == where
+    assert all(finding.verdict is AuditOutcome.ALTERED for finding in found)
+
+
 @pytest.mark.parametrize(("identity", "asked"), [("ab" * 32, "ab" * 32), (f"object-{'ab' * 32}", "")])
 def test_a_replay_asks_for_a_digest_where_there_is_one(identity: str, asked: str) -> None:
     made = record(answer("x"))

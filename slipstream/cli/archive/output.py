@@ -274,7 +274,7 @@ def _line_writer(file: TextIO, output: "Output") -> Write:
     if output.form is Format.JSONL:
         return lambda job, parts: print(_json_line(job_record(job, parts, norms)), file=file)
     how = csv.unix_dialect()  # its lines end in "\n"
-    how.quoting = csv.QUOTE_MINIMAL if output.csv_raw else csv.QUOTE_NONNUMERIC  # else another separator splits a cell
+    how.quoting = csv.QUOTE_NONNUMERIC  # else another separator splits a cell, and a lone "\r" its row
     table = csv.DictWriter(file, COLUMNS, extrasaction="ignore", dialect=how)
     table.writeheader()
     shown = (lambda cell: cell) if output.csv_raw else plain_cell
