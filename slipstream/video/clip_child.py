@@ -149,6 +149,8 @@ def _copy(video: OpenVideo, begin: _Begin, end_s: float, output: FixedMemory) ->
             if float(decoded_at * (packet.time_base or 0)) >= end_s:
                 break
             first = ticks if first is None else first
+            if ticks < first:  # decoded behind the first picture and shown before it: it needs the group before
+                continue
             # The muxer orders packets itself: behind a search demuxers do not know when they are decoded.
             packet.pts, packet.dts = ticks - first, None
             packet.stream = stream

@@ -39,7 +39,8 @@ async def cutter() -> AsyncIterator[ClipCutter]:
 def film_of(codec: str, container: str = "matroska") -> Film:
     begins_s = 0.0 if container == "avi" else START_S  # AVI counts pictures from 0
     times_s = frame_times(SCENES, STEP_S, begins_s)
-    return make_film(SCENES, times_s, codec=codec, container=container, key_every=4)
+    options = {"bf": "2"} if codec == "mpeg4" else None  # whose groups are open: some pictures need the group before
+    return make_film(SCENES, times_s, codec=codec, container=container, key_every=4, codec_options=options)
 
 
 def shown(data: bytes) -> list[tuple[float, NDArray[np.uint8]]]:
@@ -55,7 +56,7 @@ async def cut(cutter: ClipCutter, data: bytes, start_s: float, end_s: float, fol
         return await cutter.cut(film, start_s, end_s, folder / "deep" / "clip.mkv")
 
 
-KINDS = [("libx264", "matroska"), ("libx264", "mp4"), ("mpeg4", "avi"), ("ffv1", "matroska")]
+KINDS = [("libx264", "matroska"), ("libx264", "mp4"), ("mpeg4", "avi"), ("mpeg4", "mp4"), ("ffv1", "matroska")]
 
 
 @dataclass
