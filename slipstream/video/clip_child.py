@@ -139,7 +139,7 @@ def _seconds(packet: "Packet[VideoStream]") -> float:
 
 def _copy(video: OpenVideo, begin: _Begin, end_s: float, output: FixedMemory) -> None:
     with av.open(output, "w", format="matroska") as clip:
-        stream = clip.add_stream_from_template(video.stream)
+        stream = clip.add_stream_from_template(video.stream, opaque=True)  # of a codec that cannot be encoded, too
         first: int | None = None
         for packet in chain(begin.packets, begin.others):
             ticks = packet.pts if packet.pts is not None else packet.dts

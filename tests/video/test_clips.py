@@ -25,7 +25,9 @@ from slipstream.video.clip_process import MOST_BYTES, Clip, ClipCutter, read_cut
 from slipstream.video.decoder_process import Decoder, DecoderSpec
 from slipstream.video.messages import BadAnswer
 from slipstream.video.ranged_film import RangedFilm, media_of
+from tests.support.clip_kinds import CLIPS
 from tests.support.films import Film, frame_times, make_film, make_noise_film
+from tests.support.media import make_clip
 
 STEP_S, START_S, SCENES = 0.125, 7.5, [16, 16, 16]
 
@@ -118,6 +120,18 @@ async def test_a_clip_has_the_films_pictures(cutter: ClipCutter, codec: str, con
     found = [picture for _, picture in shown(clip.path.read_bytes())]
     assert start_s - 4 * STEP_S - 1e-3 <= clip.begins_s <= start_s + 1e-3, "a key picture every four"
     assert len(wanted) + 2 >= len(found) >= len(wanted) >= 11, "those at the end need others behind it"
+    assert all(np.array_equal(one, other) for one, other in zip(found, wanted, strict=False))
+
+
+@pytest.mark.asyncio
+async def test_a_clip_is_copied_of_a_codec_that_is_encoded_under_another_name(
+    cutter: ClipCutter, tmp_path: Path
+) -> None:
+    film = make_clip(CLIPS["av1 mp4"])
+    clip = await cut(cutter, film, 0.6, 1.0, tmp_path)
+    wanted = [picture for at_s, picture in shown(film) if clip.begins_s - 1e-3 <= at_s < 1.0 - 1e-3]
+    found = [picture for _, picture in shown(clip.path.read_bytes())]
+    assert clip.begins_s <= 0.6 and len(found) >= len(wanted) >= 10
     assert all(np.array_equal(one, other) for one, other in zip(found, wanted, strict=False))
 
 
