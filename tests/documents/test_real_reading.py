@@ -8,7 +8,7 @@ import pytest_asyncio
 from PIL import Image
 
 from slipstream.documents.messages import DocumentLimits, DocumentRequest, Origin, PageDraft, PagePicture
-from slipstream.documents.page_reader import UNSURE
+from slipstream.documents.page_reader import NO_TEXT, UNSURE
 from slipstream.documents.pool import ReaderPool
 from slipstream.documents.surfaces import page_text
 from tests.support.documents import (
@@ -113,6 +113,19 @@ async def test_a_photo_on_its_side_is_read_as_its_camera_says(pool: ReaderPool) 
     drawn_picture().rotate(90, expand=True).save(data, "JPEG", exif=exif)
     draft = await read(pool, data.getvalue())
     assert (draft.width, draft.height) == (1000, 500) and "seven foxes read" in page_text(draft.regions)
+
+
+async def test_long_lines_of_a_wide_page_are_compared_by_their_beginnings(pool: ReaderPool) -> None:
+    lines = [sentence(seed, 90) for seed in range(3)]
+    draft = await read(pool, pdf_of([paragraph(20, 700, lines, 9)], size=(3000, 792)))
+    assert draft.width > 6000 and {region.origin for region in draft.regions} == {Origin.TEXT_LAYER}
+    assert plain(page_text(draft.regions)) == plain(" ".join(lines))
+
+
+@pytest.mark.parametrize("size", [(3000, 2), (2, 3000)])
+async def test_a_picture_of_which_the_ocr_leaves_nothing_has_no_text(pool: ReaderPool, size: tuple[int, int]) -> None:
+    draft = await read(pool, image_bytes(Image.new("RGB", size), "PNG"))
+    assert draft.warnings == (NO_TEXT,)
 
 
 @pytest.mark.long
