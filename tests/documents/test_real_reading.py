@@ -95,6 +95,7 @@ async def test_the_layer_can_be_left_alone(pool: ReaderPool) -> None:
     ("kind", "mode"),
     [
         ("PNG", "1"),
+        ("TIFF", "LAB"),
         *(
             pytest.param(kind, mode, marks=pytest.mark.long)
             for kind, mode in (("PNG", "P"), ("PNG", "I;16"), ("JPEG", "L"), ("TIFF", "RGBA"))
