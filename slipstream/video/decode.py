@@ -284,7 +284,7 @@ def sample_video(
         *max(damage, decode_damage, key=lambda d: d.count).warnings(),
         *packets.warnings(),
         *kept.warnings(),
-        *warn_cut_off(is_cut, stated_s, duration_s),
+        *warn_cut_off(is_cut, stated_s, packets),
         *warn_few(num_frames, len(kept)),
     ]
     width, height = kept.source_size
@@ -377,11 +377,13 @@ def same_times(times_s: Sequence[float], wanted_s: Sequence[float]) -> bool:
     return len(times_s) == len(wanted_s) and bool(np.allclose(times_s, wanted_s, rtol=0.0, atol=TIME_TOLERANCE_S))
 
 
-def warn_cut_off(is_cut: bool, stated_s: float, duration_s: float) -> list[str]:
+def warn_cut_off(is_cut: bool, stated_s: float, packets: PacketTimes) -> list[str]:
     """What to say of a file that ends before it should."""
+    duration_s = packets.end_s()
     if is_cut:
         return [f"the file is cut off; its frames end at {duration_s:.1f} s"]
-    if stated_s <= duration_s + _DURATION_SLACK_S:
+    start_s = max(packets.seconds_of_origin(), 0.0)  # some containers state the time of the end, and no length
+    if stated_s <= start_s + duration_s + _DURATION_SLACK_S:
         return []
     return [f"the file states {stated_s:.1f} s of video, but its frames end at {duration_s:.1f} s"]
 

@@ -54,14 +54,12 @@ def plan_segments(source: Source, stride_s: float, limits: DecodeLimits, *, list
     Raises InvalidRequest, UnreadableVideo or LimitExceeded.
     """
     listing = listed(source, limits, Watch(limits.timeout_s, None))
-    packets, stated_s = listing.packets, listing.stated_s
+    packets = listing.packets
     check_times(packets)
-    start_s, shown_s, end_s = packets.seconds_of_origin(), packets.shown_s(), packets.end_s()
-    is_counted_from_zero = stated_s > end_s + max(start_s, 0.0)  # some containers state the time of the end instead
-    cut_off = warn_cut_off(listing.is_cut, stated_s if is_counted_from_zero else 0.0, end_s)
-    starts_s = fixed_starts(shown_s, stride_s)
+    cut_off = warn_cut_off(listing.is_cut, listing.stated_s, packets)
+    bounds = bounds_of(fixed_starts(packets.shown_s(), stride_s), packets.end_s())
     warnings = (*listing.damage.warnings(), *packets.warnings(), *cut_off)
-    return Planned(round(start_s, 6), bounds_of(starts_s, end_s), warnings)
+    return Planned(round(packets.seconds_of_origin(), 6), bounds, warnings)
 
 
 def plan_shots(

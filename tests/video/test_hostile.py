@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -158,6 +159,12 @@ def test_a_stated_duration_is_not_believed() -> None:
     assert video.duration_s == pytest.approx(4.0)
     assert [read_index(frame) for frame in video.frames] == [0, 12, 25, 37, 50, 62, 75, 87]
     assert any("states" in warning for warning in video.warnings)
+
+
+def test_a_file_that_states_when_it_ends_and_begins_late_is_whole() -> None:
+    late = make_clip(replace(MKV, times_ms=[7000 + ms for ms in MKV.times_ms]))
+    assert not sample(late).warnings
+    assert sample(late[: len(late) // 2]).warnings[-1].startswith("the file states 11.0 s of video")
 
 
 def test_absurd_frame_times_exceed_the_longest_clip() -> None:
