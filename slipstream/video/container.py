@@ -194,6 +194,8 @@ def whole_extent(source: Source, watch: Watch) -> Extent:
             break
         box_size = _box_size(header, size - position)
         if box_size is None or position + box_size > size:
+            if len(header) == 16 and not header[4:8].isalnum():  # no box, as some cameras write behind the last one
+                break
             is_fragment_header = len(header) < 8 or header[4:8] == b"moof"
             return Extent(position if is_fragment_header and position else size, is_cut=True)
         position += box_size

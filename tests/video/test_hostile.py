@@ -167,6 +167,12 @@ def test_a_file_that_states_when_it_ends_and_begins_late_is_whole() -> None:
     assert sample(late[: len(late) // 2]).warnings[-1].startswith("the file states 11.0 s of video")
 
 
+@pytest.mark.parametrize("spec", [CLIP, FRAGMENTED], ids=["mp4", "fragmented"])
+def test_a_file_with_more_behind_its_last_box_is_whole(spec: ClipSpec) -> None:
+    video = sample(make_clip(spec) + bytes(range(128, 255)))
+    assert not video.warnings and read_index(video.frames[-1]) == 87
+
+
 def test_absurd_frame_times_exceed_the_longest_clip() -> None:
     data = make_clip(ClipSpec(CLIP.times_ms, codec_options={"bf": "0"}, container_options={"use_editlist": "0"}))
     delta = data.index(b"stts") + 16
