@@ -1,6 +1,7 @@
 """Structured logs: one JSON object a line on stderr, with a bound request id; and what is kept out of them."""
 
 import asyncio
+import contextlib
 import io
 import logging
 import sys
@@ -22,7 +23,7 @@ def configure_logs(service: str, level: str = "info") -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
-    stream = sys.stderr.stream if isinstance(sys.stderr, PrintedLines) else sys.stderr
+    stream: Any = LogStream(sys.stderr.stream if isinstance(sys.stderr, PrintedLines) else sys.stderr)
     structlog.configure(
         processors=[*processors, structlog.processors.JSONRenderer()],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -54,6 +55,26 @@ def log_all_output() -> None:
     threading.excepthook = lambda thread: get_logger().error(
         "thread.crashed", error=repr(thread.exc_value), exc_info=thread.exc_value
     )
+
+
+class LogStream(io.TextIOBase):
+    """Where lines of the log go. One that cannot be written is left out: a full disk, or a reader who is gone, fails
+    nobody's call."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 class PrintedLines(io.TextIOBase):

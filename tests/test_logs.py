@@ -1,6 +1,7 @@
 """The log format: one JSON object a line, whoever speaks."""
 
 import asyncio
+import errno
 import io
 import json
 import logging
@@ -66,6 +67,28 @@ def test_a_line_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     get_logger().info("session.opened")
     logging.getLogger("grpc").warning("a library")
     assert len(writes) == 2 and all(line.count("\n") == 1 and line.endswith("}\n") for line in writes)
+
+
+def test_a_line_that_cannot_be_written_fails_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full, or whoever read the log is gone: calls go on, and so does the log when there is room again."""
+
+    class FullDisk(io.StringIO):
+        is_full = True
+
+        def flush(self) -> None:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    stream = FullDisk()
+    monkeypatch.setattr(sys, "stderr", stream)
+    own_process(monkeypatch)
+    configure_logs("target")
+    get_logger().info("session.opened")
+    logging.getLogger("library").warning("of a library")
+    sys.stderr.write("printed\n")
+    stream.is_full = False
+    get_logger().info("session.closed")
+    assert json.loads(stream.getvalue().splitlines()[-1])["event"] == "session.closed"
 
 
 def test_line_breaks_stay_inside_a_line(capsys: pytest.CaptureFixture[str]) -> None:
