@@ -9,7 +9,7 @@ import ipaddress
 import math
 import socket
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from random import Random
 from typing import Any, Generic, Protocol, TypeVar
@@ -102,8 +102,8 @@ class Member(Generic[ServiceT]):
 
     @property
     def takes_captions(self) -> bool:
-        """It answered when it was asked last, and is not being waited for."""
-        return self.failure is None and self.model is not None and (self.asking is None or self.asking.done())
+        """It answered when it was heard of last."""
+        return self.failure is None and self.model is not None
 
     def place(self, now: float) -> None:
         """A caption is sent there."""
@@ -159,11 +159,11 @@ class Pool(Generic[ServiceT]):
         if wait_for_ready:
             return await self.wait(timeout_s)
         self._look_up()
-        asked = list(self.members)
+        questions = {self._ask(member): member for member in self.members}
         with contextlib.suppress(TimeoutError):
-            for asking in asyncio.as_completed([self._ask(member) for member in asked], timeout=timeout_s):
+            for asking in asyncio.as_completed(questions, timeout=timeout_s):
                 await asking
-                if answered := next((member.model for member in asked if member.takes_captions), None):
+                if answered := next((each.model for each in _answered(questions)), None):
                     return answered
         raise self._complaint()
 
@@ -188,8 +188,9 @@ class Pool(Generic[ServiceT]):
         sketch = None if video is None else sketch_of(video)
         holder = None if sketch is None else self._known.get(sketch)
         for asked, limit_s in ((self._few(holder), PROBE_S), (self.members, ASK_TIMEOUT_S)):
-            await asyncio.wait([self._ask(member) for member in asked], timeout=limit_s)
-            if there := [member for member in asked if member.takes_captions and member in self.members]:
+            questions = {self._ask(member): member for member in asked}
+            await asyncio.wait(questions, timeout=limit_s)
+            if there := [member for member in _answered(questions) if member in self.members]:
                 return self._place(there, holder, sketch).service
         raise self._complaint()
 
@@ -302,6 +303,12 @@ class Pool(Generic[ServiceT]):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _answered(questions: Mapping[asyncio.Task[None], Member[ServiceT]]) -> list[Member[ServiceT]]:
+    """Those that take captions, of those whose question is over: a frozen one has none of these. It may be asked again
+    by then, for another caption."""
+    return [member for question, member in questions.items() if question.done() and member.takes_captions]
 
 
 def one_or_pool(

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -34,6 +34,7 @@ class Fake:
     refused: SlipstreamError | None = None
     answers: asyncio.Event = field(default_factory=asyncio.Event)
     asked: int = 0
+    on_answer: Callable[[], None] = lambda: None
     closed_after_s: float | None = None
 
     async def ask(self) -> ModelInfo:
@@ -43,6 +44,7 @@ class Fake:
             raise self.refused
         if not self.is_there:
             raise ServiceUnavailable(f"{self.address} is away")
+        self.on_answer()
         return self.model
 
     async def close(self, grace_s: float = 0.0) -> None:
@@ -109,6 +111,22 @@ async def test_one_that_is_frozen_delays_a_choice_for_a_moment(monkeypatch: pyte
         assert await pool.ask() == MODEL
         assert await placed(pool, 4) == {"unix:b"}
         assert fakes["unix:a"].asked == 1, "who is being asked is not asked again"
+
+
+async def test_an_answer_counts_for_all_who_wait_for_it_whoever_asks_again() -> None:
+    """Where many captions begin at once, the next question is open before those who waited for an answer go on."""
+    async with pool_of("unix:a") as (pool, fakes):
+        fake, later = fakes["unix:a"], []
+
+        def ask_again() -> None:
+            fake.answers.clear()
+            later.append(asyncio.create_task(pool.ask()))
+
+        fake.on_answer = ask_again
+        assert await pool.ask() == MODEL
+        fake.answers.set()
+        assert await pool.choose() is fake
+        assert await later[0] == MODEL
 
 
 @pytest.mark.parametrize("older", ["unix:a", "unix:b"])
