@@ -142,7 +142,8 @@ class Pool(Generic[ServiceT]):
         self.model: ModelInfo | None = None
         """What all of them serve, as one said last; None while none has answered."""
         self.members: list[Member[ServiceT]] = []
-        self._told = told
+        self._behind: dict[str, tuple[str, ...]] = {each: (each,) for each in told}
+        """What was told, and the addresses that it leads to."""
         self._connect = connect
         self._choose = choose
         self._random = random or Random()
@@ -268,21 +269,24 @@ class Pool(Generic[ServiceT]):
     def _look_up(self) -> None:
         """Begins to look names up again where that is due. Nobody waits for it."""
         now = asyncio.get_running_loop().time()
-        if now - self._looked_up_at >= LOOKUP_S and any(map(is_name, self._told)):
+        if now - self._looked_up_at >= LOOKUP_S and any(map(is_name, self._behind)):
             self._looked_up_at = now
             self._keep(self._find())
 
     async def _find(self) -> None:
         """What a name stood for holds while it leads nowhere."""
-        now_behind: dict[str, str] = {}
-        for told in self._told:
+        for told in filter(is_name, self._behind):
             try:
-                behind = await addresses_behind(told) if is_name(told) else (told,)
-            except OSError as error:
+                self._behind[told] = await addresses_behind(told)
+            except (OSError, ValueError, OverflowError) as error:  # nor can every text be a host's name, or a port
                 get_logger().warning("peer.unknown", role=self.role, reason=str(error) or "no answer")
-                return
-            now_behind |= {address: "" if address == told else told.rpartition(":")[0] for address in behind}
-        self._become(now_behind)
+        self._become(
+            {
+                address: "" if address == told else told.rpartition(":")[0]
+                for told, behind in self._behind.items()
+                for address in behind
+            }
+        )
 
     def _become(self, names: dict[str, str]) -> None:
         """The members are those of these addresses from now on. Sessions of others end where they are."""

@@ -195,11 +195,14 @@ class Names:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
         self.hosts = hosts
+        self.failures: dict[str, Exception] = {}
         self.asked = asyncio.Event()
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", self.look_up)
 
     async def look_up(self, host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
         self.asked.set()
+        if host in self.failures:
+            raise self.failures[host]
         if not self.hosts:
             raise socket.gaierror("no such name")
         kinds = [socket.AF_INET6 if ":" in each else socket.AF_INET for each in self.hosts]
@@ -235,3 +238,16 @@ async def test_a_name_that_leads_elsewhere_is_noticed(monkeypatch: pytest.Monkey
         names.hosts = ("10.0.0.2", "10.0.0.3")
         await asyncio.wait_for(members_are("10.0.0.2:5", "10.0.0.3:5"), 30)
         assert [info.number for info in pool.infos()] == [3, 4]
+
+
+async def test_a_name_that_leads_nowhere_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a set of pods that is scaled to none; nor does one that cannot be a name."""
+    monkeypatch.setattr(pools, "LOOKUP_S", 0.0)
+    names = Names(monkeypatch)
+    names.failures = {"gone": socket.gaierror("no such name"), "a..b": UnicodeError("label empty or too long")}
+    async with pool_of("gone:5", "a..b:5", "t:5") as (pool, _), asyncio.timeout(30):
+        for hosts in (("10.0.0.1", "10.0.0.2"), ("10.0.0.3", "10.0.0.4")):
+            names.hosts = hosts
+            expected = ["gone:5", "a..b:5", *(f"{host}:5" for host in hosts)]
+            while [member.address for member in pool.members] != expected:
+                await pool.ask()
