@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,7 @@ from slipstream.families.checkpoints import folders_tokenizer_digest, is_hub_id
 from slipstream.process_life import PARENT_PID_VARIABLE
 from slipstream.rpc.security import TOKEN_VARIABLE
 from slipstream.stack.addresses import gateway_address
-from slipstream.stack.process import HttpProcess, RunFolder, ServiceProcess, bound_log
+from slipstream.stack.process import HttpProcess, RunFolder, ServiceProcess, bound_log, start_behind
 from slipstream.stack.redis_server import QueueServer, private_folder
 from slipstream.stack.start_order import ONE_GPU, start_groups
 
@@ -273,8 +273,7 @@ class Stack:
             self._draft_comes_last = ["draft"] in groups
             if self._draft_comes_last:
                 self._report(ONE_GPU)
-            for names in groups:
-                await self._start_together(self.processes[name] for name in names)
+            await start_behind(self.processes["target"], self._start_all(groups))
         except BaseException as error:
             await self._shut_down(error if isinstance(error, SlipstreamError) else None)
             raise
@@ -332,13 +331,14 @@ class Stack:
             self.queue = QueueServer((self.options.data or self.run_dir) / "redis")
             await self._start(self.queue)
 
-    async def _start_together(self, children: Iterable[ServiceProcess | QueueServer]) -> None:
+    async def _start_all(self, groups: Sequence[Sequence[str]]) -> None:
         try:
-            async with asyncio.TaskGroup() as group:
-                for child in children:
-                    group.create_task(self._start(child))
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None
+            for names in groups:
+                async with asyncio.TaskGroup() as group:
+                    for name in names:
+                        group.create_task(self._start(self.processes[name]))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
 
     async def _start(self, process: ServiceProcess | QueueServer) -> None:
         telling = asyncio.create_task(self._tell_progress(process.name))

@@ -11,9 +11,9 @@ import signal
 import stat
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -49,6 +49,7 @@ class ServiceProcess:
         self._log_start = 0
         self._child: asyncio.subprocess.Process | None = None
         self._serving_since: float | None = None
+        self._has_served = asyncio.Event()
 
     @property
     def pid(self) -> int:
@@ -91,6 +92,7 @@ class ServiceProcess:
                 f"{self.name} was not ready after {timeout_s:.0f} s; its log: {self.log_path}"
             ) from None
         self._serving_since = time.monotonic()
+        self._has_served.set()
 
     async def _wait_healthy(self) -> None:
         async with grpc.aio.insecure_channel(self.address, options=_PROBE_OPTIONS) as channel:
@@ -106,6 +108,12 @@ class ServiceProcess:
         """Exit status of the latest start, once it ended."""
         assert self._child is not None, f"{self.name} was never started"
         return await self._child.wait()
+
+    async def wait_lost(self) -> NoReturn:
+        """Raises why it ended, once it has served."""
+        await self._has_served.wait()
+        await self.wait_exit()
+        raise self.exit_error()
 
     def exit_error(self) -> SlipstreamError:
         """What to tell a user of a child that ended without being asked to."""
@@ -152,6 +160,18 @@ class HttpProcess(ServiceProcess):
                     writer.close()
         except (OSError, TimeoutError):
             return False
+
+
+async def start_behind(needed: ServiceProcess, starting: Coroutine[Any, Any, None]) -> None:
+    """Starts it and those that wait for it. Raises what is wrong with the first that does not start, and why the one
+    that is needed has ended meanwhile: the others would wait for it in vain, and seem to be at fault."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(needed.wait_lost())
+            await starting
+            watching.cancel()
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
 
 
 def ended_by(status: int) -> str:

@@ -144,6 +144,13 @@ async def test_a_service_may_stay_dead_on_request(options: StackOptions, monkeyp
         assert draft.starts == 1 and reports == [], "a death is reported before anything waits"
 
 
+async def test_a_target_that_dies_while_others_start_is_named(options: StackOptions) -> None:
+    """As by the kernel's memory killer: a gateway waits for its target, and nothing would be wrong with the gateway."""
+    with pytest.raises(ServiceUnavailable, match=r"^target ended with exit status 9"):
+        async with Stack(behave(options, target="crash", gateway="hang")):
+            pass
+
+
 async def test_a_crash_loop_ends_the_stack(options: StackOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "STABLE_S", 60.0)  # however late this process hears that it serves
     async with Stack(behave(options, draft="crash")) as stack:
