@@ -165,12 +165,17 @@ class ArchiveService:
 
     async def _work(self, worker: Worker) -> None:
         """Until `close`; from the beginning of the process's end on, nothing new is taken."""
-        stopping = asyncio.create_task(self._lifecycle.stopping.wait())
-        stopping.add_done_callback(lambda _: worker.stop())
+        stopping = asyncio.create_task(self._stop(worker))
         try:
             await worker.run()
         finally:
             stopping.cancel()
+
+    async def _stop(self, worker: Worker) -> None:
+        await self._lifecycle.stopping.wait()
+        worker.stop()
+        await self._lifecycle.hurried.wait()
+        worker.hurry()
 
     async def _is_ready(self) -> bool:
         return self._target.is_up

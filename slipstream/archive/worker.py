@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 import structlog
 
@@ -144,7 +145,7 @@ class Worker:
         self._grace_s = grace_s
         self._on_end = on_end
         self._runs: dict[str, JobRun] = {}
-        self._stopping = asyncio.Event()
+        self._stopping, self._hurried = asyncio.Event(), asyncio.Event()
         self._changed = asyncio.Event()
         self._beaten = time.monotonic()
         self._is_away = False
@@ -175,6 +176,10 @@ class Worker:
         """Takes no more jobs; `run` returns when those it has are settled."""
         self._stopping.set()
         self._changed.set()
+
+    def hurry(self) -> None:
+        """Those that are not done when it stops are given back at once."""
+        self._hurried.set()
 
     async def run(self) -> None:
         """Works until `stop`. Cancelled, it drops everything at once; the leases then expire."""
@@ -324,10 +329,13 @@ class Worker:
         drivers = [run.driver for run in self._runs.values() if run.driver is not None]
         if not drivers:
             return
-        _, late = await asyncio.wait(drivers, timeout=self._grace_s)
+        hurried = asyncio.create_task(self._hurried.wait())
+        ends: set[asyncio.Future[Any]] = {asyncio.gather(*drivers, return_exceptions=True), hurried}
+        await asyncio.wait(ends, timeout=self._grace_s, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
         for run in list(self._runs.values()):
             run.stop(Stop.DRAIN)
-        if late:
+        if late := [driver for driver in drivers if not driver.done()]:
             _, stuck = await asyncio.wait(late, timeout=SETTLE_S)
             for driver in stuck:
                 driver.cancel()

@@ -44,6 +44,8 @@ class Lifecycle:
     def __init__(self, health_servicer: health.aio.HealthServicer) -> None:
         self.stopping = asyncio.Event()
         """Set when the process begins to end: open calls may finish, nothing new should begin."""
+        self.hurried = asyncio.Event()
+        """Set by a signal from then on: nothing is to be waited for any more."""
         self.failed = asyncio.Event()
         self.failure: SlipstreamError | None = None
         self._health = health_servicer
@@ -204,9 +206,11 @@ async def _serve(
         PROCESS.started(name, config.expiries)
         get_logger().info("service.ready", address=address, pid=os.getpid(), max_descriptors=descriptors.limit)
         await end
+        stopping.clear()
+        lifecycle.hurried = stopping
         lifecycle.stopping.set()
         await health_servicer.enter_graceful_shutdown()
-        await _drain(server, calls, stopping, config, can_finish=not isinstance(lifecycle.failure, DeviceLost))
+        await _drain(server, calls, lifecycle, config)
         if isinstance(lifecycle.failure, DeviceLost):  # what waits for it, or for a rank, may never end
             asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
         else:
@@ -263,20 +267,17 @@ def _stop_on_signals() -> asyncio.Event:
 async def _drain(
     server: grpc.aio.Server,
     calls: AnswerErrors,
-    stopping: asyncio.Event,
+    lifecycle: Lifecycle,
     config: ServiceOptions,
-    *,
-    can_finish: bool = True,
 ) -> None:
     """Lets open calls finish for a while, if they can, then ends them and says so; a second signal ends the wait."""
-    drain_s = config.drain_s if can_finish else 0.0
-    stopping.clear()
+    drain_s = 0.0 if isinstance(lifecycle.failure, DeviceLost) else config.drain_s
     if config.lame_duck:
         calls.refuse_new()
         draining = asyncio.create_task(calls.wait_idle())
     else:
         draining = asyncio.create_task(server.stop(drain_s + ANSWER_S))
-    impatient = asyncio.create_task(stopping.wait())
+    impatient = asyncio.create_task(lifecycle.hurried.wait())
     await asyncio.wait({draining, impatient}, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
     impatient.cancel()
     all_ended = draining.done()

@@ -10,6 +10,7 @@ import grpc
 
 from slipstream.config import option
 from slipstream.errors import ModelNotUsable
+from slipstream.logs import get_logger
 from slipstream.rpc.server import Lifecycle, run_service
 from slipstream.rpc.service_options import ServiceOptions
 from slipstream.rpc.v1 import gateway_pb2_grpc
@@ -47,11 +48,13 @@ async def _setup(server: grpc.aio.Server, config: FakeConfig, lifecycle: Lifecyc
             signal.signal(number, signal.SIG_IGN)
     if config.target:
         gateway_pb2_grpc.add_GatewayServicer_to_server(FakeGateway(), server)  # type: ignore[no-untyped-call]
-    return _close
 
+    async def close() -> None:
+        if config.behaviour == "linger":
+            get_logger().info("service.lingers")
+            await lifecycle.hurried.wait()
 
-async def _close() -> None:
-    pass
+    return close
 
 
 if __name__ == "__main__":

@@ -86,6 +86,22 @@ async def test_a_second_sigterm_ends_at_once(patient: ServiceProcess) -> None:
     read_log(patient.log_path)
 
 
+async def test_whoever_ends_late_hears_of_a_second_sigterm(tmp_path: Path) -> None:
+    """Such as the archive's worker, whose jobs may go on for longer than calls."""
+    address, log = f"unix:{tmp_path / 's.sock'}", tmp_path / "fake.log"
+    argv = (sys.executable, "-m", "tests.cli.fake_service", "--listen", address, "--behaviour", "linger")
+    process = ServiceProcess("fake", argv, address, log, os.environ)
+    await process.start()
+    try:
+        await process.wait_serving(START_S)
+        os.kill(process.pid, signal.SIGTERM)
+        await eventually(lambda: logged(log, "service.lingers"))
+        os.kill(process.pid, signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait_exit(), 60) == 0
+    finally:
+        process.kill()
+
+
 async def test_what_outlasts_the_drain_is_told(stack: Stack, tmp_path: Path) -> None:
     flags = ("--target", stack.processes["target"].address, "--drain-s", "0.2")
     async with running("gateway", tmp_path, *flags) as process, open_channel(process.address) as channel:

@@ -85,6 +85,21 @@ async def test_jobs_run_until_the_process_ends_and_the_rest_goes_back() -> None:
     assert not any(record.attempts or record.crashes for record in records)
 
 
+async def test_what_runs_goes_back_at_once_when_somebody_is_impatient() -> None:
+    gateway = Gateway(replace(CONFIG, archive_drain_s=3600.0))
+    gateway.models.meanwhile = lambda plan: asyncio.sleep(3600)
+    await gateway.submit(2)
+    gateway.archive.start()
+    await eventually(lambda: gateway.models.num_captions == 2)
+    gateway.lifecycle.stopping.set()
+    closing = asyncio.create_task(gateway.archive.close())
+    gateway.lifecycle.hurried.set()
+    await asyncio.wait_for(closing, 60)
+    assert await gateway.count(JobState.QUEUED) == 2
+    records, _ = await gateway.queue.list_jobs("b")
+    assert not any(record.attempts or record.crashes for record in records)
+
+
 async def test_without_slots_batches_are_only_taken_in() -> None:
     gateway = Gateway(GatewayConfig(listen="", target="t:1", archive_slots=0))
     await gateway.submit(1)
