@@ -35,6 +35,11 @@ class DraftConfig(ModelServiceConfig):
         default="",
     )
 
+    @property
+    def allowed_targets(self) -> frozenset[str]:
+        """Those addresses; none: any."""
+        return frozenset(filter(None, (address.strip() for address in self.guidance_targets.split(","))))
+
 
 async def setup(
     server: grpc.aio.Server,
@@ -54,14 +59,13 @@ async def setup(
         frames_budget_bytes=config.frames_budget_bytes,
         embedding_cache_bytes=embedding_cache_bytes,
     )
-    allowed = frozenset(filter(None, config.guidance_targets.split(",")))
     metrics = ModelMetrics(REGISTRY)
     model = wrap_model(model)
     model.on_pass = metrics.passed
     engine = DraftEngine(model, thread, limits)
     metrics.watch(engine.admission)
     watch_frames(engine.frames)
-    servicer = DraftServicer(engine, Targets(allowed, config.peer_security()))
+    servicer = DraftServicer(engine, Targets(config.allowed_targets, config.peer_security()))
     servicer.register(server)
 
     async def close() -> None:

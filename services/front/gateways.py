@@ -34,7 +34,7 @@ class Gateways:
     def __init__(self, config: FrontConfig) -> None:
         """Needs a running event loop. Raises `InvalidConfig` for TLS files that cannot be used, and for tokens that
         would travel in plaintext."""
-        self._addresses = config.gateway.split(",")
+        self._addresses = [address.strip() for address in config.gateway.split(",")]
         self._security = make_peer_security(
             ("--gateway-ca", config.gateway_ca),
             ("--gateway-cert", config.gateway_cert),

@@ -48,7 +48,8 @@ class GatewayAddress:
         if self.ca or self.cert or self.key:
             own = self._named("cert", self.cert), self._named("key", self.key)
             security = make_peer_security(self._named("ca", self.ca), *own)
-        addresses = [self.address] if self.address.startswith(("ipv4:", "ipv6:")) else self.address.split(",")
+        told = [self.address] if self.address.startswith(("ipv4:", "ipv6:")) else self.address.split(",")
+        addresses = [address.strip() for address in told]
         for address in addresses:
             _check(address)
         metadata = [token_metadata(address, security, self.token) for address in addresses]

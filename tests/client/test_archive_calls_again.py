@@ -80,8 +80,10 @@ async def check_calls(connection: Connection, left: grpc.aio.Channel) -> None:
     assert [batch.state async for batch in client.watch("k")][-1].name == "CANCELLED"
 
 
-async def test_information_comes_from_whoever_is_there(connection: Connection) -> None:
-    assert (await gateway_info(connection)).target_model
+async def test_information_comes_from_whoever_is_there(archive: FakeArchive) -> None:
+    with archive:
+        async with GatewayAddress(f"{NOWHERE}, {archive.address}", token="t").open() as connection:
+            assert (await gateway_info(connection)).target_model
 
 
 async def test_where_nobody_is_all_are_asked_once() -> None:

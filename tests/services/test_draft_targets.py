@@ -7,6 +7,7 @@ import pytest
 
 from slipstream.errors import InvalidRequest, ServiceUnavailable
 from slipstream.services.draft import servicer
+from slipstream.services.draft.__main__ import DraftConfig
 from slipstream.services.draft.servicer import MAX_IDLE_CHANNELS, Targets
 from slipstream.session_messages import DraftStart
 from slipstream.speculation.methods import GuidanceKind
@@ -17,7 +18,8 @@ def asked(address: str) -> DraftStart:
 
 
 async def test_only_allowed_addresses_are_called() -> None:
-    pulling = Targets(frozenset({"unix:/nowhere/target.sock"}))
+    config = DraftConfig(listen="", model="", guidance_targets="far:7001, unix:/nowhere/target.sock,")
+    pulling = Targets(config.allowed_targets)
     for address in ("169.254.169.254:80", "unix:/nowhere/target.sock2", "", "x" * 10_000):
         with pytest.raises(InvalidRequest, match="--guidance-targets"):
             await pulling.pull(asked(address))
