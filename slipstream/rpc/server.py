@@ -210,7 +210,7 @@ async def _serve(
         lifecycle.hurried = stopping
         lifecycle.stopping.set()
         await health_servicer.enter_graceful_shutdown()
-        await _drain(server, calls, lifecycle, config)
+        await _drain(server, calls, stopping, config, can_finish=not isinstance(lifecycle.failure, DeviceLost))
         if isinstance(lifecycle.failure, DeviceLost):  # what waits for it, or for a rank, may never end
             asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
         else:
@@ -267,17 +267,19 @@ def _stop_on_signals() -> asyncio.Event:
 async def _drain(
     server: grpc.aio.Server,
     calls: AnswerErrors,
-    lifecycle: Lifecycle,
+    stopping: asyncio.Event,
     config: ServiceOptions,
+    *,
+    can_finish: bool = True,
 ) -> None:
     """Lets open calls finish for a while, if they can, then ends them and says so; a second signal ends the wait."""
-    drain_s = 0.0 if isinstance(lifecycle.failure, DeviceLost) else config.drain_s
+    drain_s = config.drain_s if can_finish else 0.0
     if config.lame_duck:
         calls.refuse_new()
         draining = asyncio.create_task(calls.wait_idle())
     else:
         draining = asyncio.create_task(server.stop(drain_s + ANSWER_S))
-    impatient = asyncio.create_task(lifecycle.hurried.wait())
+    impatient = asyncio.create_task(stopping.wait())
     await asyncio.wait({draining, impatient}, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
     impatient.cancel()
     all_ended = draining.done()
