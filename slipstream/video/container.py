@@ -11,7 +11,7 @@ import av
 import av.logging
 from av.container import InputContainer
 from av.packet import Packet
-from av.stream import Disposition
+from av.stream import Disposition, Stream
 from av.video.stream import VideoStream
 
 from slipstream.errors import LimitExceeded, SlipstreamError, UnreadableVideo
@@ -298,10 +298,15 @@ def open_video(source: Source, limits: DecodeLimits, watch: Watch, *, counts_on:
         yield video
 
 
+def _is_attached(stream: Stream) -> bool:
+    """Whether it is a picture that comes with the file, such as a cover."""
+    return bool(stream.disposition & Disposition.attached_pic)
+
+
 def _pick_stream(container: InputContainer, limits: DecodeLimits) -> VideoStream:
-    streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+    streams = [s for s in container.streams.video if not _is_attached(s)]
     if not streams:
-        kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
+        kinds = ", ".join(sorted({"a picture" if _is_attached(s) else s.type for s in container.streams})) or "nothing"
         raise UnreadableVideo(f"the file has no video stream, only: {kinds}; send a file with pictures")
     stream = max(streams, key=lambda s: (bool(s.disposition & Disposition.default), -s.index))
     codec = stream.codec_context.name if stream.codec_context else "unknown"

@@ -173,6 +173,17 @@ def test_a_table_holds_no_formula_and_steers_no_terminal(
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", shown)
 
 
+def test_what_no_such_file_can_be_made_of_is_told(
+    archive: FakeArchive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = hand_in(archive, tmp_path, "mixed", "a.mp4", "b.pdf", "c.pdf")
+    capsys.readouterr()
+    assert ask(archive, "export", batch, "--output", str(tmp_path / "cues"), "--format", "vtt") == 0
+    assert capsys.readouterr().err.endswith(": 3 done, 2 left out\n")
+    assert ask(archive, "export", batch, "--output", str(tmp_path / "pages"), "--format", "md", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"done": 3, "left_out": 1}
+
+
 def test_an_old_file_of_errors_goes(archive: FakeArchive, tmp_path: Path) -> None:
     (tmp_path / "out.jsonl.errors.jsonl").write_text("{}\n")
     good = hand_in(archive, tmp_path, "good", "a.mp4")

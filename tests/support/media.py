@@ -13,6 +13,7 @@ from typing import Any
 
 import av
 import numpy as np
+from av.stream import Disposition
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
@@ -131,11 +132,16 @@ def make_bomb(width: int, height: int, container: str) -> bytes:
     return target.getvalue()
 
 
-def make_sound() -> bytes:
-    """An MP4 with sound only."""
+def make_sound(*, has_cover: bool = False) -> bytes:
+    """An MP4 with sound only, and a picture of its own if wanted."""
     target = io.BytesIO()
     with av.open(target, "w", format="mp4") as output:
         stream = output.add_stream("aac", rate=16000, layout="mono")
+        if has_cover:
+            cover = output.add_stream("mjpeg", rate=1, width=16, height=16, pix_fmt="yuvj420p")
+            cover.disposition = Disposition.attached_pic
+            output.mux(cover.encode(av.VideoFrame(16, 16, "yuvj420p")))
+            output.mux(cover.encode())
         for start in range(0, 16000, 1024):
             frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), dtype=np.float32), format="fltp", layout="mono")
             frame.sample_rate, frame.pts = 16000, start

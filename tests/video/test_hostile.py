@@ -69,8 +69,10 @@ def test_what_is_no_video_is_named(name: str) -> None:
 
 
 def test_sound_only_and_missing_index_are_named() -> None:
-    with pytest.raises(UnreadableVideo, match="no video stream, only: audio"):
+    with pytest.raises(UnreadableVideo, match="no video stream, only: audio;"):
         sample(make_sound())
+    with pytest.raises(UnreadableVideo, match="no video stream, only: a picture, audio;"):
+        sample(make_sound(has_cover=True))
     with pytest.raises(UnreadableVideo, match="moov"):
         sample(without_index(make_clip(CLIP)))
 

@@ -105,7 +105,7 @@ def export_command(
     wanted = Output(output, choose_format(form, output), _states(state or ()), csv_raw)
     check_output(wanted.path, wanted.form)
     counts = ask(gateway, connection, lambda client: export(client, batch, wanted))
-    told = ", ".join(f"{count:,} {name}" for name, count in counts.items()) or "no jobs"
+    told = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items()) or "no jobs"
     line = json.dumps(counts) if as_json else f"{printable(output)}: {told}"
     typer.echo(line, err=not as_json or output == STDOUT)
 

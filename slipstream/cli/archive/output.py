@@ -337,13 +337,17 @@ class Output:
     """What is usual in the batch."""
 
 
+LEFT_OUT = "left_out"
+
+
 async def _parts_of(client: ArchiveClient, batch: str, job: Job) -> list[JobPart]:
     """All of one job, which are bounded."""
     return [part async for part in client.parts(batch, job)]
 
 
 async def export(client: ArchiveClient, batch: str, output: Output) -> Counter[str]:
-    """Writes every job there is now; how many of each state. The same jobs give the same files, however often."""
+    """Writes every job there is now; how many of each state, and how many of those that were wanted are `LEFT_OUT`, as
+    no such file can be made of them. The same jobs give the same files, however often."""
     counts: Counter[str] = Counter()
     wanted = frozenset(output.states) or {JobState.DONE}
     asked = frozenset(output.states) or {JobState.DONE, *WITHOUT_RESULT}
@@ -357,8 +361,11 @@ async def export(client: ArchiveClient, batch: str, output: Output) -> Counter[s
         async with aclosing(client.jobs(batch, asked)) as jobs:
             async for job in jobs:
                 counts[job.state] += 1
-                if job.state in wanted and output.form.takes(job):
-                    write(job, await _parts_of(client, batch, job))
-                elif job.state not in wanted and write_error is not None:
+                if job.state in wanted:
+                    if output.form.takes(job):
+                        write(job, await _parts_of(client, batch, job))
+                    else:
+                        counts[LEFT_OUT] += 1
+                elif write_error is not None:
                     write_error(job, await _parts_of(client, batch, job))
     return counts
