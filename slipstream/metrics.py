@@ -370,8 +370,9 @@ def shown_at(address: str) -> Iterator[str]:
     host = host.strip("[]") or LOOPBACK
     try:
         server, thread = start_http_server(int(port), host, REGISTRY)
-    except OSError as error:
-        raise InvalidConfig(f"--metrics: cannot listen on {address}: {error.strerror}") from None
+    except (OSError, UnicodeError) as error:  # nor can every text be a host's name
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidConfig(f"--metrics: cannot listen on {address}: {reason}") from None
     try:
         shown = f"{host}:{server.server_port}"
         get_logger().info("metrics.ready", address=shown)

@@ -1,6 +1,7 @@
 """Starts the gateway: `python -m slipstream.services.gateway --listen ADDRESS --target ADDRESS [--draft ADDRESS]`."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 
 import grpc
@@ -27,11 +28,15 @@ from slipstream.services.gateway.servicer import GatewayServicer
 from slipstream.video.paths import shared_part
 
 
+def _check_roots(config: GatewayConfig) -> None:
+    for root in map(shared_part, config.roots):
+        if not os.path.isdir(root):  # `Path.is_dir` raises for a name that is too long
+            raise InvalidConfig(f"--video-roots: {str(root)!r} is no directory")
+
+
 async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifecycle) -> Callable[[], Awaitable[None]]:
     """Registers the servicers when the target is there. KEDA, where it is to be told anything, is told before."""
-    for root in config.roots:
-        if not shared_part(root).is_dir():
-            raise InvalidConfig(f"--video-roots: {str(shared_part(root))!r} is no directory")
+    _check_roots(config)
     metrics = GatewayMetrics(REGISTRY)
     queue = make_queue(config, metrics)
     if isinstance(queue, SpillQueue):
