@@ -91,13 +91,12 @@ async def audit(
     done = Audit()
     sample = _Sample(share, seed)
     async for record in records:
-        claim = claim_of(record)
-        if claim is None and record.get("state") != "done":
+        if (claim := claim_of(record)) is None:
+            if record.get("state") == "done":
+                done.num_results += 1
+                done.findings.append(without_receipt(record))
             continue
         done.num_results += 1
-        if claim is None:
-            done.findings.append(without_receipt(record))
-            continue
         done.findings += check_digests(claim)
         if reason := why_not_replayed(claim):
             done.findings.append(Finding(claim.custom_id, AuditOutcome.SKIPPED, reason))

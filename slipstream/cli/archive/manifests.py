@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import os
-import posixpath
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -320,7 +319,7 @@ def _below(folder: Folder, source: str) -> str:
     """Without steps `.` and `..`: a gateway takes no path and no key that has one."""
     if isinstance(folder, Path) or source.startswith("/"):
         return os.path.normpath(os.path.join(str(folder), source))
-    return str(ObjectUrl(folder.root, posixpath.normpath(f"/{folder.key}/{source}").lstrip("/")))
+    return str(ObjectUrl(folder.root, os.path.normpath(f"/{folder.key}/{source}").lstrip("/")))
 
 
 def _kind(text: str) -> JobKind:

@@ -338,6 +338,7 @@ class Output:
 
 
 LEFT_OUT = "left_out"
+"""Counted beside the states."""
 
 
 async def _parts_of(client: ArchiveClient, batch: str, job: Job) -> list[JobPart]:
