@@ -41,7 +41,7 @@ MOST_BESIDE_BYTES = 4e9
 """That the device holds beside weights, and what is told to be kept."""
 MODELS = ("target", "draft")
 STATIC_STEPS = "static_steps."
-TOLD = ("static_", "vision_attention.")
+TOLD = ("static_", "attention.", "vision_attention.")
 """How events begin that say by which way a model goes."""
 
 
