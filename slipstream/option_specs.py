@@ -1,10 +1,14 @@
 """What a row of the table of caption options says: who is told, which values there are, where a default comes from."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from slipstream.errors import InvalidRequest
+
+UINT32_MAX = 2**32 - 1
 Group = Literal["common", "sampling", "speculation", "baselines"]
 Receiver = Literal["target", "draft"]
 
@@ -53,6 +57,32 @@ class OptionSpec:
     def description(self) -> str:
         """The help, with the names to choose from."""
         return f"{self.help} One of: {', '.join(self.choices)}." if self.choices else self.help
+
+    @property
+    def is_checked_alone(self) -> bool:
+        """Sampling options are checked by `SamplingParams`, and lists by what they are of."""
+        return self.group != "sampling" and not self.repeated
+
+    def check(self, value: Any) -> None:
+        """Raises `InvalidRequest` for a value that no gateway would take; limits of a server are the server's."""
+        allowed = (int, float) if self.kind is float else (self.kind,)
+        if isinstance(value, bool) != (self.kind is bool) or not isinstance(value, allowed):
+            kinds = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+            raise InvalidRequest(f"{self.name} must be {kinds[self.kind]}, not {value!r}")
+        if self.choices and value not in self.choices:
+            raise InvalidRequest(f"{self.name} {value!r} is unknown; choose one of {', '.join(self.choices)}")
+        if self.low is not None or self.high is not None:
+            self._check_range(value)
+
+    def _check_range(self, value: Any) -> None:
+        low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
+        if low <= value <= high and math.isfinite(value):
+            return
+        if self.low is None or self.high is None:
+            wanted = f"at least {low:g}" if self.high is None else f"at most {high:g}"
+        else:
+            wanted = f"at least {low:g}" if high >= UINT32_MAX and value < low else f"between {low:g} and {high:g}"
+        raise InvalidRequest(f"{self.name} must be {wanted}, not {value}")
 
 
 def option(

@@ -7,13 +7,12 @@ from the fields of `CaptionOptions`; a test holds them to `gateway.proto`. A new
 import dataclasses
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from slipstream.errors import InvalidRequest, LimitExceeded
-from slipstream.option_specs import UNSET, OptionSpec, Receiver
+from slipstream.option_specs import UINT32_MAX, UNSET, OptionSpec, Receiver
 from slipstream.option_specs import option as _option
 from slipstream.sampling.params import MAX_TOP_K, RULES, SamplingParams
 from slipstream.speculation.hints.tolerance import ToleranceRule
@@ -22,13 +21,14 @@ from slipstream.speculation.pacing import POLICIES
 from slipstream.video.film_cuts import parse_segments
 from slipstream.video.marks import MARKS
 
-UINT32_MAX = 2**32 - 1
 SEED_MAX = 2**63 - 1
+MAX_FPS = 1000.0
 MAX_PREDICTION_BYTES = 1024**2
 """Of all predictions of one caption together, in UTF-8."""
 OF_FILMS = ("segments", "duplicates", "skip_marked", "prompts", "summary", "summary_prompt")
 """Options that mean nothing to a page or a text; duplicates and marks also mean something to a whole video."""
 MAX_PROMPTS = 16
+MAX_TURNS = 64
 DEFAULT_SUMMARY_PROMPT = (
     "These are captions of the parts of one video, in order, each behind its times. Sum up the whole video in one"
     " paragraph."
@@ -62,6 +62,13 @@ class CaptionOptions:
         flag="frames",
         gateway_default="default_frames",
         gateway_limit="max_frames",
+    )
+    fps: float = _option(
+        "Sample so many frames of each second, and no more than num_frames; 0: num_frames, however long it is.",
+        "common",
+        default="0",
+        low=0,
+        high=MAX_FPS,
     )
     max_new_tokens: int = _option(
         "Most tokens of the caption.",
@@ -104,6 +111,19 @@ class CaptionOptions:
         "common",
         default="to sum up the video in one paragraph",
         of="summary",
+    )
+    system: str = _option(
+        "What the model is told beforehand, as its chat template has it.",
+        "common",
+        default="what the template says",
+        to=("target", "draft"),
+    )
+    turns: tuple[str, ...] = _option(
+        "Earlier questions about the video and their answers, in turns, from which the prompt goes on.",
+        "common",
+        default="none",
+        to=("target", "draft"),
+        flag="turn",
     )
     temperature: float = _option("0: the likeliest token; above: sample.", "sampling", default="0", low=0, fallback=0.0)
     top_k: int = _option(
@@ -204,10 +224,12 @@ class CaptionOptions:
         for name, value in self.given().items():
             if isinstance(value, list):
                 object.__setattr__(self, name, value := tuple(value))
-            _check(OPTIONS_BY_NAME[name], value)
+            if OPTIONS_BY_NAME[name].is_checked_alone:
+                OPTIONS_BY_NAME[name].check(value)
         _ = self.sampling  # checks those options together
         _check_texts(self.get("prediction", ()))
         _check_prompts(self.get("prompts", ()))
+        _check_turns(self.get("turns", ()))
         if self.in_segments:
             parse_segments(self.segments)
 
@@ -248,8 +270,8 @@ class CaptionOptions:
         return CaptionOptions(**{name: value for name, value in self.given().items() if name not in names})
 
     def sent_to(self, receiver: Receiver) -> dict[str, Any]:
-        """The values that a model service is told, by name. All options must be given."""
-        return {spec.name: getattr(self, spec.name) for spec in OPTIONS if receiver in spec.to}
+        """The values that a model service is told, by name, of the options that are given."""
+        return {name: value for name, value in self.given().items() if receiver in OPTIONS_BY_NAME[name].to}
 
     @property
     def sampling(self) -> SamplingParams:
@@ -270,17 +292,6 @@ _KINDS = get_type_hints(CaptionOptions)
 OPTIONS = tuple(_spec(field, _KINDS[field.name]) for field in dataclasses.fields(CaptionOptions))
 """The table, in the order of the help."""
 OPTIONS_BY_NAME = {spec.name: spec for spec in OPTIONS}
-
-
-def _check(spec: OptionSpec, value: object) -> None:
-    """Raises `InvalidRequest` for a value that no gateway would take. Limits of a server are the server's business,
-    sampling options are checked by `SamplingParams`, and predictions together."""
-    if spec.group == "sampling" or spec.repeated:
-        return
-    _check_type(spec, value)
-    if spec.choices and value not in spec.choices:
-        raise InvalidRequest(f"{spec.name} {value!r} is unknown; choose one of {', '.join(spec.choices)}")
-    _check_range(spec, value)
 
 
 def _check_texts(texts: object) -> None:
@@ -305,24 +316,14 @@ def _check_prompts(prompts: object) -> None:
         raise LimitExceeded(f"there are {len(prompts)} prompts; at most {MAX_PROMPTS} are asked of a segment")
 
 
-def _check_type(spec: OptionSpec, value: object) -> None:
-    allowed = (int, float) if spec.kind is float else (spec.kind,)
-    if isinstance(value, bool) != (spec.kind is bool) or not isinstance(value, allowed):
-        kinds = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-        raise InvalidRequest(f"{spec.name} must be {kinds[spec.kind]}, not {value!r}")
-
-
-def _check_range(spec: OptionSpec, value: Any) -> None:
-    if spec.low is None and spec.high is None:
-        return
-    low, high = -math.inf if spec.low is None else spec.low, math.inf if spec.high is None else spec.high
-    if low <= value <= high and math.isfinite(value):
-        return
-    if spec.low is None or spec.high is None:
-        wanted = f"at least {low:g}" if spec.high is None else f"at most {high:g}"
-    else:
-        wanted = f"at least {low:g}" if high >= UINT32_MAX and value < low else f"between {low:g} and {high:g}"
-    raise InvalidRequest(f"{spec.name} must be {wanted}, not {value}")
+def _check_turns(turns: object) -> None:
+    """Raises for a conversation that no gateway would take."""
+    if not isinstance(turns, tuple) or not all(isinstance(text, str) for text in turns):
+        raise InvalidRequest("turns must be texts, in a list or a tuple")
+    if len(turns) % 2:
+        raise InvalidRequest(f"turns are questions and their answers, so there cannot be {len(turns)} of them")
+    if len(turns) > MAX_TURNS:
+        raise LimitExceeded(f"there are {len(turns)} turns; at most {MAX_TURNS} are taken")
 
 
 # -- as keywords of methods --------------------------------------------------------------------------------------------

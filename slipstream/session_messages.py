@@ -1,6 +1,7 @@
 """What a gateway and its models exchange about one caption, as plain frozen types. `slipstream.rpc` puts them on the
 wire."""
 
+import secrets
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -15,6 +16,37 @@ MAX_KEPT_BYTES = 32 * 1024
 """Of the map of the tokens that a draft kept; larger ones are not sent."""
 
 
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """What a model is told before its answer."""
+
+    question: str
+    system: str = ""
+    """What it is told beforehand; empty: what its chat template says by itself."""
+    turns: tuple[str, ...] = ()
+    """Earlier questions and their answers, in turns. The video belongs to the first question."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that is said, in order."""
+        return (*([self.system] if self.system else []), *self.turns, self.question)
+
+    def without_system(self) -> "Chat":
+        """The same for a template that has no place for it: it stands before the first question."""
+        first, *others = (*self.turns, self.question)
+        *turns, question = (f"{self.system}\n{first}", *others)
+        return Chat(question, turns=tuple(turns))
+
+
+@dataclass(frozen=True)
+class SessionKey:
+    """What one caption's sessions are called at the models, and what opens their guidance: random, so that nobody can
+    take a name before us, or ask for another caption's guidance."""
+
+    session_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    guidance_capability: bytes = field(default_factory=lambda: secrets.token_bytes(16), repr=False)
+
+
 @dataclass(frozen=True)
 class SessionStart:
     """What a caption asks of either model before any token."""
@@ -22,6 +54,8 @@ class SessionStart:
     session_id: str
     """Random: who knows a request's id knows no session's. The same at both."""
     prompt: str
+    system: str = field(default="", kw_only=True)
+    turns: tuple[str, ...] = field(default=(), kw_only=True)
     sampling: SamplingParams = field(default=GREEDY, kw_only=True)
     seconds_per_frame: float | None = field(default=None, kw_only=True)
     times_s: tuple[float, ...] = field(default=(), kw_only=True)
@@ -32,6 +66,11 @@ class SessionStart:
     """Names the caption in the logs; travels as metadata."""
     has_video: bool = field(default=True, kw_only=True)
     """False: the prompt is about no video, and no frames come."""
+
+    @property
+    def chat(self) -> Chat:
+        """What the model is told: see there for `system` and `turns`."""
+        return Chat(self.prompt, self.system, self.turns)
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def test_every_option_has_a_flag_or_none_on_purpose() -> None:
 
 def test_every_option_has_a_value_in_a_plan_but_those_that_may_lack_one() -> None:
     plan = make_plan(CaptionOptions(), CONFIG)
-    may_lack = {"gamma", "lossy", "lossy_keep", *OF_FILMS, "tolerance", "tolerance_rule"}
+    may_lack = {"fps", "gamma", "lossy", "lossy_keep", *OF_FILMS, "system", "tolerance", "tolerance_rule", "turns"}
     assert {spec.name for spec in OPTIONS} - set(plan.options.given()) == may_lack
     assert plan.sampling == SamplingParams()
 

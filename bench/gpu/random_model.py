@@ -23,6 +23,7 @@ from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
 from slipstream.families.qwen2_5_vl import multiply_patches
 from slipstream.frame_size import ANY_SIZE
 from slipstream.service_info import ModelInfo
+from slipstream.session_messages import Chat
 
 MAX_CONTEXT = 131_072
 """Positions, for all of them: 25,000 video tokens must fit whatever the checkpoint was trained for."""
@@ -133,7 +134,7 @@ class RandomAdapter:
             if self._parts.device.type == "cuda":
                 multiply_patches(parts.model.visual.patch_embed)
 
-    def plan_prompt(self, prompt: str, frames: FrameFacts) -> PromptPlan:
+    def plan_prompt(self, chat: Chat, frames: FrameFacts) -> PromptPlan:
         return plan_of(frames.num_frames)
 
     def preprocess(self, frames: NDArray[np.uint8], num_frames: int) -> Pixels:

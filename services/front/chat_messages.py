@@ -1,7 +1,7 @@
 """The messages of a chat request: words, which become the prompt, and exactly one video, picture or document."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -116,34 +116,63 @@ MAX_MESSAGES = 64
 
 
 def read_messages(messages: Any, asked: Asked) -> Medium:
-    """Gives the prompt, and returns the one medium."""
+    """Gives what is said, and returns the one medium."""
     if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
         raise ApiError(f"messages must be a list of 1 to {MAX_MESSAGES} messages", param="messages")
-    texts: list[str] = []
-    media: list[Medium] = []
+    said = _Said()
     for index, message in enumerate(messages):
-        _read_message(object_at(message, f"messages[{index}]"), f"messages[{index}]", asked, texts, media)
-    if len(media) != 1:
+        _read_message(object_at(message, f"messages[{index}]"), f"messages[{index}]", asked, said)
+    if len(said.media) != 1:
         raise ApiError(
-            f"a request asks about exactly one video, picture or document, and this one holds {len(media)}; send"
+            f"a request asks about exactly one video, picture or document, and this one holds {len(said.media)}; send"
             " pictures that belong together as the frames of one video",
             param="messages",
         )
-    asked.give("prompt", "\n".join(texts) or None, "messages")
-    return media[0]
+    said.give(asked)
+    return said.media[0]
 
 
-def _read_message(message: Mapping[str, Any], param: str, asked: Asked, texts: list[str], media: list[Medium]) -> None:
+@dataclass
+class _Said:
+    """What the messages say: neighbours of one side are one turn."""
+
+    system: list[str] = field(default_factory=list)
+    turns: list[list[str]] = field(default_factory=lambda: [[]])
+    """The user's and the model's in turns, the user's first: lines of text."""
+    media: list[Medium] = field(default_factory=list)
+
+    def lines(self, role: str) -> list[str]:
+        """Where a message's text belongs."""
+        if role in ("system", "developer"):
+            return self.system
+        if (role == "assistant") == len(self.turns) % 2:
+            self.turns.append([])
+        return self.turns[-1]
+
+    def give(self, asked: Asked) -> None:
+        """Where the user says nothing, the question is the system's. Raises `ApiError` for a conversation that does not
+        end with a question."""
+        *earlier, question = ("\n".join(lines) for lines in self.turns)
+        if len(earlier) % 2:
+            raise ApiError("the last message must be the user's: an answer is not written on", param="messages")
+        system = "\n".join(self.system)
+        if not (question or earlier):
+            question, system = system, ""
+        asked.give("prompt", question or None, "messages")
+        asked.give("system", system or None, "messages")
+        asked.give("turns", tuple(earlier) or None, "messages")
+
+
+def _read_message(message: Mapping[str, Any], param: str, asked: Asked, said: _Said) -> None:
     role = message.get("role")
-    if role not in ("user", "system", "developer"):
-        raise ApiError(
-            f"{param}.role must be user, system or developer: there is no conversation to go on with",
-            param=f"{param}.role",
-        )
-    check_names(message, {"role", "content"}, param)
-    content = message.get("content")
+    if role not in ("user", "system", "developer", "assistant"):
+        raise ApiError(f"{param}.role must be user, assistant, system or developer", param=f"{param}.role")
+    if role == "assistant" and not (said.media or said.turns[0]):
+        raise ApiError(f"{param}.role: an answer needs a question before it", param=f"{param}.role")
+    check_names({name: value for name, value in message.items() if value is not None}, {"role", "content"}, param)
+    lines, content = said.lines(role), message.get("content")
     if isinstance(content, str):
-        texts.append(_words(content, f"{param}.content", asked))
+        lines.append(_words(content, f"{param}.content", asked))
         return
     if not isinstance(content, list):
         raise ApiError(f"{param}.content must be text or a list of parts", param=f"{param}.content")
@@ -155,9 +184,11 @@ def _read_message(message: Mapping[str, Any], param: str, asked: Asked, texts: l
         if kind == "text":
             check_names(part, {"type", "text"}, where)
             if is_silent or not _is_empty(part):
-                texts.append(_words(part.get("text"), f"{where}.text", asked))
+                lines.append(_words(part.get("text"), f"{where}.text", asked))
         elif role == "user" and isinstance(kind, str) and kind in _READERS:
-            media.append(_READERS[kind](part, where, asked))
+            if len(said.turns) > 1:
+                raise ApiError(f"{where} must be in the first of the user's messages, before any answer", param=where)
+            said.media.append(_READERS[kind](part, where, asked))
         else:
             known = ", ".join(["text", *_READERS])
             raise ApiError(f"{where}.type must be one of {known}, and media are the user's", param=f"{where}.type")
@@ -178,8 +209,7 @@ def _video(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
     check_names(part, {"type", "video", "fps"}, param)
     said, rate = part.get("video"), part.get("fps", Medium.frames_per_second)
     if isinstance(said, str):
-        if "fps" in part:
-            raise ApiError(f"{param}.fps is for a list of frames", param=f"{param}.fps")
+        asked.give("fps", part.get("fps"), f"{param}.fps")
         return Medium(MediumKind.VIDEO, asked.found(said, f"{param}.video"), param)
     if not isinstance(said, list) or not said:
         raise ApiError(f"{param}.video must be a list of frames or an address", param=f"{param}.video")

@@ -129,7 +129,7 @@ def _read_limit(fields: Mapping[str, Any], asked: Asked) -> None:
 
 
 def _read_frame_count(fields: Mapping[str, Any], asked: Asked) -> None:
-    """vLLM's two ways of saying how many frames. Frames a second would need the clip's length."""
+    """vLLM's two ways of saying how many frames, and how many of each second."""
     media_io = object_at(fields.get("media_io_kwargs") or {}, "media_io_kwargs")
     for kind, said in media_io.items():
         if kind != "video":
@@ -144,11 +144,7 @@ def _frame_fields(said: Any, param: str, asked: Asked) -> None:
         if name == "num_frames":
             asked.give("num_frames", value, where)
         elif name == "fps":
-            raise ApiError(
-                f"{where} cannot be honoured: frames are sampled evenly over the clip; give num_frames",
-                param=where,
-                code="unsupported_parameter",
-            )
+            asked.give("fps", None if value == -1 else value, where)
         elif not (name == "do_sample_frames" and value is True):
             raise ApiError(f"{where} is not supported; leave it out", param=where, code="unsupported_parameter")
 

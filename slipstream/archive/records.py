@@ -54,7 +54,9 @@ DOCUMENT_VERSION = 2
 FILM_VERSION = 4
 """Of jobs that a gateway which knows no segments must leave to others; 3: one that knows neither summaries nor several
 prompts, which it would leave out."""
-VERSIONS = (VERSION, DOCUMENT_VERSION, 3, FILM_VERSION)
+CHAT_VERSION = 5
+"""Of batches and jobs with more of a chat than its last question, which gateways that know none must leave alone."""
+VERSIONS = (VERSION, DOCUMENT_VERSION, 3, FILM_VERSION, CHAT_VERSION)
 _JOB_VERSIONS = {JobKind.DOCUMENT: DOCUMENT_VERSION, JobKind.FILM: FILM_VERSION}
 MAX_UNPACKED_BYTES = 8 * 1024**2
 """Of one part."""
@@ -92,9 +94,9 @@ class JobPayload:
         return CaptionOptions.from_mapping({**batch.caption, **self.caption})
 
     def page_options(self, batch: BatchPayload) -> CaptionOptions:
-        """The same of a document's pages: how a batch cuts its films, and what it spares of them, is nothing to them.
-        Raises `InvalidRequest`."""
-        return self.merged_options(batch).without(*OF_FILMS)
+        """The same of a document's pages: how a batch samples and cuts its films, what it spares of them and what was
+        said about a video is nothing to them. Raises `InvalidRequest`."""
+        return self.merged_options(batch).without(*OF_FILMS, "fps", "turns")
 
     def merged_document(self, batch: BatchPayload) -> DocumentOptions:
         """The same of how a document is read. Raises `InvalidRequest`."""
@@ -215,7 +217,9 @@ def _read_options(content: dict[str, Any]) -> OptionValues:
 
 
 def _dumps(content: dict[str, Any]) -> str:
-    return json.dumps({"v": VERSION} | content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    least = CHAT_VERSION if content.get("caption", {}).keys() & {"system", "turns"} else VERSION
+    content = content | {"v": max(least, content.get("v", VERSION))}
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def _loads(text: str) -> dict[str, Any]:
@@ -224,9 +228,7 @@ def _loads(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):  # the latter for what is nested too deep
         content = None
     if not isinstance(content, dict) or content.get("v") not in VERSIONS:
-        raise OtherVersion(
-            f"this gateway reads versions {VERSION} to {FILM_VERSION} of what the archive keeps; this is another"
-        )
+        raise OtherVersion(f"this gateway reads versions up to {CHAT_VERSION} of what the archive keeps")
     return content
 
 

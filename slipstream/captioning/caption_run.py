@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from slipstream.captioning.draft_link import DraftLink, Proposals, check_pass_s, check_ready
 from slipstream.captioning.late_hints import LateHints
-from slipstream.captioning.plan import CaptionPlan, SessionKey, draft_start, make_pipeline, target_start
+from slipstream.captioning.plan import CaptionPlan, draft_start, make_pipeline, target_start
 from slipstream.captioning.resumption import MAX_RESUMPTIONS, Replay, Resumptions
 from slipstream.captioning.stats import CaptionStats, Tracer
 from slipstream.errors import Overloaded, ProtocolViolation, ResumeMismatch, ServiceUnavailable, SlipstreamError
@@ -20,6 +20,7 @@ from slipstream.session_messages import (
     Judgement,
     Prefilled,
     PrefillStage,
+    SessionKey,
     StageProgress,
     TargetEvent,
 )

@@ -121,6 +121,7 @@ class GatewayCaptioner:
                 source,
                 plan.options.num_frames,
                 lambda done, total: emit(StageChange("decode", done, total)),
+                fps=plan.options.get("fps", 0.0),
                 size=target.frame_size if target is not None else ANY_SIZE,
                 owner=plan.owner,
                 on_queued=lambda num_ahead: emit(StageChange("queued", 0, num_ahead)),

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 from slipstream.captioning.caption_run import Emit
 from slipstream.captioning.captioner import GatewayCaptioner
@@ -29,6 +30,7 @@ from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.messages import Caption, CaptionEvent, CommittedText, FilmEvent, FilmFacts, Segment, SharedFrom
 from slipstream.time_limits import within_limit
 from slipstream.video.film_cuts import Cut, groups, parse_segments
+from slipstream.video.frame_times import num_sampled
 from slipstream.video.messages import SampledVideo, Window
 
 SEGMENTS_LOOKED_UP = 8
@@ -169,7 +171,8 @@ class FilmCaptioner:
         Raises:
             SlipstreamError: no room for frames, or no decoder.
         """
-        at_once = self._captioner.media.windows_at_once(plan.options.num_frames, self._frame_size)
+        most_frames = _most_frames(plan, list(pairwise(film.bounds)))
+        at_once = self._captioner.media.windows_at_once(most_frames, self._frame_size)
         waiting = deque(groups(numbers, at_once))
         ahead: asyncio.Task[list[DecodedSegment]] | None = None
         there: deque[DecodedSegment] = deque()
@@ -278,7 +281,12 @@ class FilmCaptioner:
         async with self._decoders:
             with self._captioner.metrics.decoding(0):  # its bytes are counted once, when it is cut
                 return await self._captioner.media.sample_windows(
-                    source, plan.options.num_frames, windows, size=self._frame_size, owner=plan.owner
+                    source,
+                    _most_frames(plan, windows),
+                    windows,
+                    fps=plan.options.get("fps", 0.0),
+                    size=self._frame_size,
+                    owner=plan.owner,
                 )
 
     async def _said(
@@ -350,6 +358,12 @@ def cut_of(plan: CaptionPlan) -> Cut:
     if cut is None:
         raise InvalidRequest("say how the film is to be cut: segments fixed:10s, or shots")
     return cut
+
+
+def _most_frames(plan: CaptionPlan, windows: Sequence[Window]) -> int:
+    """Of one of these segments."""
+    longest_s = max(end_s - start_s for start_s, end_s in windows)
+    return num_sampled(longest_s, plan.options.num_frames, plan.options.get("fps", 0.0))
 
 
 def _unheard(event: CaptionEvent) -> None:

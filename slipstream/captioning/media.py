@@ -234,6 +234,7 @@ class Media:
         num_frames: int,
         on_progress: Callable[[int, int], None],
         *,
+        fps: float = 0.0,
         size: FrameSize = ANY_SIZE,
         owner: str = "",
         on_queued: Callable[[int], None] = lambda num_ahead: None,
@@ -254,7 +255,7 @@ class Media:
         most_bytes = DecodeRequest(num_frames, self._limits, size).frames_bytes
         async with self.frames.admitted(most_bytes, on_queued) as place:
             video = await self._pool.sample(
-                source.file, num_frames, size=size, owner=owner, on_progress=on_progress, files=source.files
+                source.file, num_frames, fps=fps, size=size, owner=owner, on_progress=on_progress, files=source.files
             )
             if digest:
                 video.sha256, video.num_bytes = await _digest(source)
@@ -293,16 +294,17 @@ class Media:
         num_frames: int,
         windows: Sequence[Window],
         *,
+        fps: float = 0.0,
         size: FrameSize = ANY_SIZE,
         owner: str = "",
     ) -> Sequence[SampledVideo | SlipstreamError]:
         """Of each segment what `sample` gives for a video, or why there is nothing. Its frames count in the budget
         until the last of the segments is closed. Raises what `sample` does."""
         size = size.within(self._limits.max_frame_pixels)
-        most_bytes = DecodeRequest(num_frames, self._limits, size, tuple(windows)).frames_bytes
+        most_bytes = DecodeRequest(num_frames, self._limits, size, tuple(windows), fps=fps).frames_bytes
         async with self.frames.admitted(most_bytes) as place:
             found = await self._pool.sample_windows(
-                source.file, num_frames, windows, size=size, owner=owner, film=source.name, files=source.files
+                source.file, num_frames, windows, fps=fps, size=size, owner=owner, film=source.name, files=source.files
             )
             videos = [video for video in found if isinstance(video, SampledVideo)]
             place.shrink(sum(video.frames.nbytes for video in videos))

@@ -1,6 +1,5 @@
 """What one caption is to be: options with defaults filled in and limits checked; what that asks of the models."""
 
-import secrets
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded
 from slipstream.option_specs import UNSET, OptionSpec
 from slipstream.options import DEFAULT_SUMMARY_PROMPT, MAX_PREDICTION_BYTES, OF_FILMS, OPTIONS, CaptionOptions
 from slipstream.sampling.params import SamplingDefaults, SamplingParams
-from slipstream.session_messages import DraftStart, TargetStart
+from slipstream.session_messages import DraftStart, SessionKey, TargetStart
 from slipstream.speculation.caption_book import Opening
 from slipstream.speculation.gate import Gate
 from slipstream.speculation.hints.tolerance import Hints, Tolerance
@@ -193,6 +192,8 @@ def make_plan(
     of_summary = (options.get("summary_prompt", DEFAULT_SUMMARY_PROMPT),) * options.get("summary", False)
     for prompt in (*options.questions, *of_summary):
         _check_prompt(prompt, config)
+    for text in (options.get("system", ""), *options.get("turns", ())):
+        _check_length(text, config)
     if plan.speculative and not config.draft:
         raise InvalidConfig(
             f"method {method.name!r} needs a draft, and this gateway has none; ask for 'autoregressive'"
@@ -290,6 +291,8 @@ def _check_together(asked: CaptionOptions) -> None:
         raise InvalidRequest(f"{alone.name} is for {alone.of}: give that, too, or leave it out")
     if not asked.in_segments and (asked.get("prompts", ()) or asked.get("summary", False)):
         raise InvalidRequest("several prompts and a summary are of a film's segments: say segments, too, or one prompt")
+    if asked.in_segments and asked.get("turns", ()):
+        raise InvalidRequest("turns are about a video as a whole: leave out turns, or segments")
 
 
 def _checked_id(request_id: str) -> str:
@@ -303,20 +306,15 @@ def _checked_id(request_id: str) -> str:
 def _check_prompt(prompt: str, config: GatewayConfig) -> None:
     if not prompt.strip():
         raise InvalidRequest("the prompt is empty; leave it out for the default, or ask something")
-    if len(prompt) > config.max_prompt_chars:
-        raise LimitExceeded(f"the prompt has {len(prompt)} characters; at most {config.max_prompt_chars} fit")
+    _check_length(prompt, config)
+
+
+def _check_length(text: str, config: GatewayConfig) -> None:
+    if len(text) > config.max_prompt_chars:
+        raise LimitExceeded(f"the prompt has {len(text)} characters; at most {config.max_prompt_chars} fit")
 
 
 # -- what a plan asks of the models -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SessionKey:
-    """What one caption's sessions are called at the models, and what opens their guidance: random, so that nobody can
-    take a name before us, or ask for another caption's guidance."""
-
-    session_id: str = field(default_factory=lambda: secrets.token_hex(16))
-    guidance_capability: bytes = field(default_factory=lambda: secrets.token_bytes(16), repr=False)
 
 
 def target_start(plan: CaptionPlan, key: SessionKey, video: SampledVideo, tokens_per_frame: int) -> TargetStart:

@@ -55,8 +55,10 @@ class DocumentOptions:
         for name in ("duplicates", "skip_marked"):
             if name in self.caption.given():
                 raise InvalidRequest(f"{name} must be left out: pages are all read")
-        if self.caption.get("num_frames", 1) != 1:
-            raise InvalidRequest("num_frames must be left out: a page is one frame")
+        if self.caption.get("turns", ()):
+            raise InvalidRequest("turns must be left out: pages are read, and there is no conversation about them")
+        if self.caption.get("num_frames", 1) != 1 or "fps" in self.caption.given():
+            raise InvalidRequest("num_frames and fps must be left out: a page is one frame")
         return self
 
 

@@ -35,6 +35,7 @@ from slipstream.families.checkpoints import tokenizer_digest
 from slipstream.families.prompts import ChatTemplate
 from slipstream.sampling.params import SamplingDefaults
 from slipstream.service_info import ModelInfo
+from slipstream.session_messages import Chat
 
 AdapterFactory = Callable[[PreTrainedModel, Checkpoint, PreTrainedTokenizerBase], Adapter]
 
@@ -318,7 +319,7 @@ def _describe(
     revision: str,
 ) -> ModelInfo:
     text = model.config.get_text_config()
-    one_step = adapter.plan_prompt("?", FrameFacts(adapter.frames_per_step))
+    one_step = adapter.plan_prompt(Chat("?"), FrameFacts(adapter.frames_per_step))
     room = text.max_position_embeddings - 1 - (one_step.num_tokens - one_step.num_video_tokens)
     return ModelInfo(
         model_id=checkpoint.ref,

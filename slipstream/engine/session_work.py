@@ -156,10 +156,10 @@ async def plan_session(
     """The prompt of a session, planned on another thread: positions of a long video take tens of milliseconds. Raises
     what `VideoLM.plan_prompt` and `plan_text` do."""
     if not request.has_video:
-        return await asyncio.to_thread(model.plan_text, request.prompt)
+        return await asyncio.to_thread(model.plan_text, request.chat)
     return await asyncio.to_thread(
         model.plan_prompt,
-        request.prompt,
+        request.chat,
         num_frames,
         frame_size=frame_size,
         seconds_per_frame=request.seconds_per_frame,

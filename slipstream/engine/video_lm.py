@@ -25,6 +25,7 @@ from slipstream.families.preprocess import frames_at_once
 from slipstream.families.prompts import ChatTemplate
 from slipstream.sampling.sampler import largest_of
 from slipstream.service_info import ModelInfo
+from slipstream.session_messages import Chat
 from slipstream.speculation.methods import Positions, check_positions
 from slipstream.speculation.protocol import TokenTree
 
@@ -63,7 +64,7 @@ class VideoLM:
 
     def plan_prompt(
         self,
-        prompt: str,
+        prompt: Chat | str,
         num_frames: int,
         *,
         frame_size: tuple[int, int] | None = None,
@@ -73,19 +74,17 @@ class VideoLM:
         """Tokenise a prompt about `num_frames` frames. Needs no model pass.
 
         Args:
-            prompt: the user's words.
+            prompt: the user's words, alone or at the end of a chat.
             num_frames: frames that `encode_frames` will get.
             frame_size: their height and width, which some families need to count tokens; None means the usual size.
-            seconds_per_frame: time from one frame to the next, which some families put into the positions; None
-                means what the family takes when nothing is known.
-            times_s: when each frame is shown, seconds from the video's start, which some families tell in words; none:
-                not known.
+            seconds_per_frame: from one frame to the next, which some families put into positions; None: not known.
+            times_s: when each frame is shown, from the video's start, which some families tell; none: not known.
 
         Raises:
             InvalidRequest: an empty prompt, no frames, a pace that no video has, or frames that the model cannot take.
             LimitExceeded: prompt and video leave no room in the context for an answer.
         """
-        _check_words(prompt)
+        chat = _checked(prompt)
         if num_frames < 1:
             raise InvalidRequest(f"a video needs at least one frame, got {num_frames}")
         if seconds_per_frame is not None and not 0 <= seconds_per_frame <= MAX_SECONDS_PER_FRAME:
@@ -94,7 +93,7 @@ class VideoLM:
             )
         if times_s and (len(times_s) != num_frames or not all(0 <= time_s < MAX_VIDEO_S for time_s in times_s)):
             raise InvalidRequest(f"{num_frames} frames need as many times within {MAX_VIDEO_S} s, or none")
-        plan = self._adapter.plan_prompt(prompt, FrameFacts(num_frames, frame_size, seconds_per_frame, times_s))
+        plan = self._adapter.plan_prompt(chat, FrameFacts(num_frames, frame_size, seconds_per_frame, times_s))
         if plan.num_tokens >= self.info.max_context:
             raise LimitExceeded(
                 f"{num_frames} frames and the prompt take {plan.num_tokens} tokens, but the context of"
@@ -109,17 +108,17 @@ class VideoLM:
             )
         return plan
 
-    def plan_text(self, prompt: str) -> PromptPlan:
+    def plan_text(self, prompt: Chat | str) -> PromptPlan:
         """Tokenise a prompt about no video: the same chat without one. Needs no model pass. For `start_text`.
 
         Raises:
             InvalidRequest: an empty prompt, or a checkpoint that has no chat without a video.
             LimitExceeded: it leaves no room in the context for an answer.
         """
-        _check_words(prompt)
+        chat = _checked(prompt)
         if self._text_template is None:
             raise InvalidRequest(f"the chat template of {self.info.model_id} takes no text without a video")
-        token_ids = tuple(self._text_template.encode(prompt))
+        token_ids = tuple(self._text_template.encode(chat))
         if len(token_ids) >= (context := self.info.max_context):
             raise LimitExceeded(f"the prompt takes {len(token_ids)} tokens of {context} of context; send a shorter one")
         return PromptPlan(token_ids, video=(), text_start=0, num_steps=0)
@@ -395,6 +394,7 @@ class VideoLM:
         return positions if self._adapter.num_axes == 1 else positions.expand(self._adapter.num_axes, -1)
 
 
-def _check_words(prompt: str) -> None:
-    if not prompt.strip():
+def _checked(prompt: Chat | str) -> Chat:
+    if not (chat := Chat(prompt) if isinstance(prompt, str) else prompt).question.strip():
         raise InvalidRequest("the prompt is empty; ask for a description, for instance")
+    return chat

@@ -18,6 +18,7 @@ from slipstream.engine.forward import Decoder
 from slipstream.families.preprocess import FramePreprocessor
 from slipstream.families.prompts import inner_tokenizer
 from slipstream.frame_size import FrameSize
+from slipstream.session_messages import Chat
 from slipstream.speculation.methods import Positions
 
 # -- adapter ----------------------------------------------------------------------------------------------------------
@@ -143,8 +144,8 @@ class Adapter(Protocol):
     num_axes: int
     """Of position ids: 1, or time, row and column, which are equal for the answer."""
 
-    def plan_prompt(self, prompt: str, frames: FrameFacts) -> PromptPlan:
-        """Tokenise a user prompt about a video; nothing in `prompt` acts as a special token. See `VideoLM`."""
+    def plan_prompt(self, chat: Chat, frames: FrameFacts) -> PromptPlan:
+        """Tokenise a chat about a video; nothing said in it acts as a special token. See `VideoLM`."""
         ...
 
     def preprocess(self, frames: NDArray[np.uint8], num_frames: int) -> Pixels:

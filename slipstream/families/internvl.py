@@ -10,6 +10,7 @@ from slipstream.engine.video_lm import PromptPlan
 from slipstream.families.adapter import EqualFrames, FrameFacts, Pixels
 from slipstream.families.preprocess import FramePreprocessor, check_tower_size
 from slipstream.families.prompts import ChatTemplate, find_video, token_id_of
+from slipstream.session_messages import Chat
 
 
 class InternVL(EqualFrames):
@@ -39,14 +40,14 @@ class InternVL(EqualFrames):
         self._template = ChatTemplate.for_video(tokenizer, checkpoint, self._video_token_id)
         self.tokens_per_step: int = config.image_seq_length
 
-    def plan_prompt(self, prompt: str, frames: FrameFacts) -> PromptPlan:
+    def plan_prompt(self, chat: Chat, frames: FrameFacts) -> PromptPlan:
         """Size, spacing and times of the frames make no difference to this family."""
         placeholders = [self._image_token_id] * self.tokens_per_step
         video: list[str | int] = []
         for number in range(1, frames.num_frames + 1):
             break_before = "\n" if number > 1 else ""
             video += [f"{break_before}Frame{number}: ", self._start_id, *placeholders, self._end_id]
-        token_ids = self._template.encode_with_video(prompt, self._video_token_id, video)
+        token_ids = self._template.encode_with_video(chat, self._video_token_id, video)
         spans = find_video(token_ids, self._image_token_id, frames.num_frames * self.tokens_per_step)
         return PromptPlan(tuple(token_ids), spans, text_start=spans[-1].stop + 1, num_steps=frames.num_frames)
 

@@ -10,6 +10,7 @@ from slipstream.engine.video_lm import PromptPlan
 from slipstream.families.adapter import EqualFrames, FrameFacts, Pixels
 from slipstream.families.preprocess import FramePreprocessor, check_tower_size
 from slipstream.families.prompts import ChatTemplate
+from slipstream.session_messages import Chat
 
 
 class LlavaNextVideo(EqualFrames):
@@ -37,9 +38,9 @@ class LlavaNextVideo(EqualFrames):
         self._template = ChatTemplate.for_video(tokenizer, checkpoint, self._video_token_id)
         self.tokens_per_step: int = (vision.image_size // vision.patch_size // config.spatial_pool_stride) ** 2
 
-    def plan_prompt(self, prompt: str, frames: FrameFacts) -> PromptPlan:
+    def plan_prompt(self, chat: Chat, frames: FrameFacts) -> PromptPlan:
         """Size, spacing and times of the frames make no difference to this family."""
-        before, after = self._template.encode_around_video(prompt, self._video_token_id)
+        before, after = self._template.encode_around_video(chat, self._video_token_id)
         video = range(len(before), len(before) + frames.num_frames * self.tokens_per_step)
         return PromptPlan(
             token_ids=(*before, *[self._video_token_id] * len(video), *after),

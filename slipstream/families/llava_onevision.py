@@ -11,6 +11,7 @@ from slipstream.engine.video_lm import PromptPlan
 from slipstream.families.adapter import EqualFrames, FrameFacts, Pixels
 from slipstream.families.preprocess import FramePreprocessor, check_tower_size
 from slipstream.families.prompts import ChatTemplate
+from slipstream.session_messages import Chat
 
 
 class LlavaOnevision(EqualFrames):
@@ -36,9 +37,9 @@ class LlavaOnevision(EqualFrames):
         self._template = ChatTemplate.for_video(tokenizer, checkpoint, self._video_token_id)
         self.tokens_per_step: int = math.ceil(vision.image_size // vision.patch_size / 2) ** 2
 
-    def plan_prompt(self, prompt: str, frames: FrameFacts) -> PromptPlan:
+    def plan_prompt(self, chat: Chat, frames: FrameFacts) -> PromptPlan:
         """Size and spacing of the frames make no difference to this family."""
-        before, after = self._template.encode_around_video(prompt, self._video_token_id)
+        before, after = self._template.encode_around_video(chat, self._video_token_id)
         num_video_tokens = frames.num_frames * self.tokens_per_step
         newline = 1
         placeholders = [self._video_token_id] * (num_video_tokens + newline)

@@ -1,7 +1,7 @@
 """From a user's words to token ids through the checkpoint's chat template.
 
-User text is data: "<video>" or "<|im_end|>" inside it must stay ordinary text. So the template is rendered once around
-a marker, its special tokens are looked up there and only there, and the user's words are tokenised with special tokens
+User text is data: "<video>" or "<|im_end|>" inside it must stay ordinary text. So the template is rendered around
+markers, its special tokens are looked up there and only there, and what is said is tokenised with special tokens
 switched off. For text without special tokens the ids are those of tokenising the rendered prompt as a whole.
 """
 
@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import cycle, groupby, islice
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -18,8 +18,9 @@ from transformers import PreTrainedTokenizerBase
 
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.errors import InvalidRequest, ModelNotUsable
+from slipstream.session_messages import Chat
 
-_MARKER = "USER-WORDS-GO-HERE"
+_MARKER, _MARKED = "WORDS-{}-GO-HERE", re.compile("WORDS-([0-9]+)-GO-HERE")
 VIDEO_WORD = -1
 """In the place of a token id: the video, for tokenizers that have no token for it, only templates a word."""
 
@@ -28,65 +29,49 @@ _Piece = str | int
 
 
 @dataclass(frozen=True, slots=True)
+class _Words:
+    """The place of one of a chat's texts."""
+
+    number: int
+
+
 class ChatTemplate:
-    """A chat template for one user message, and a video before it or none, taken apart around the message."""
+    """A chat template taken apart around what is said in a chat. A video is before the first question.
 
-    before: tuple[_Piece, ...]
-    after: tuple[_Piece, ...]
-    plain_tokenizer: Tokenizer
-    """Matches no special tokens."""
-    inner_tokenizer: Tokenizer
-    """The same for text behind a special token, before which some tokenizers put no space."""
-    first_ids: tuple[int, ...] = ()
-    """What the tokenizer begins every text with."""
+    Args:
+        template: None means the tokenizer's own one.
+        video_word: that the template writes where the video belongs, if it is no token.
 
-    @classmethod
-    def render(
-        cls, tokenizer: PreTrainedTokenizerBase, template: str | None, video_word: str = "", *, has_video: bool = True
-    ) -> "ChatTemplate":
-        """Take apart `template`, or the tokenizer's own one if that is None.
+    Raises:
+        ModelNotUsable: there is no template, it fails, or it drops the message.
+    """
 
-        Args:
-            video_word: that the template writes where the video belongs, if it is no token.
-
-        Raises:
-            ModelNotUsable: there is no template, it fails, or it drops the message.
-        """
-        content: Any = [*([{"type": "video"}] if has_video else []), {"type": "text", "text": _MARKER}]
-        try:
-            rendered = tokenizer.apply_chat_template(
-                [{"role": "user", "content": content}],
-                chat_template=template,
-                tokenize=False,
-                add_generation_prompt=True,
-            )
-        except Exception as error:  # a template is a program: it may raise anything
-            raise ModelNotUsable(f"the checkpoint's chat template is missing or fails: {error}") from error
-        before, marker, after = str(rendered).partition(_MARKER)
-        if not marker:
-            raise ModelNotUsable("the checkpoint's chat template drops the text of the user's message")
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, template: str | None, video_word: str = "", *, has_video: bool = True
+    ) -> None:
+        self._tokenizer, self._template, self._has_video = tokenizer, template, has_video
         backend: Tokenizer = tokenizer.backend_tokenizer
-        added_ids = {token.content: i for i, token in backend.get_added_tokens_decoder().items()}
+        self._added_ids = {token.content: i for i, token in backend.get_added_tokens_decoder().items()}
         if video_word:
-            added_ids.setdefault(video_word, VIDEO_WORD)
-        first_ids = tuple(backend.encode("", add_special_tokens=True).ids)
-        pieces = tuple(_split(before, added_ids))
-        plain, inner = _without_specials(backend.to_str()), inner_tokenizer(backend)
-        return cls(
-            pieces,
-            tuple(_split(after, added_ids)),
-            plain,
-            inner,
-            () if pieces[: len(first_ids)] == first_ids else first_ids,
-        )
+            self._added_ids.setdefault(video_word, VIDEO_WORD)
+        self._shapes: dict[tuple[bool, int], list[_Piece | _Words]] = {}
+        pieces = self._shape(False, 0)
+        first_ids: list[int] = backend.encode("", add_special_tokens=True).ids
+        self._first_ids = [] if pieces[: len(first_ids)] == first_ids else first_ids
+        """What the tokenizer begins every text with."""
+        self._plain = _without_specials(backend.to_str())
+        """Matches no special tokens."""
+        self._inner = inner_tokenizer(backend)
+        """The same for text behind a special token, before which some tokenizers put no space."""
 
     @classmethod
     def for_video(
         cls, tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint, video_token_id: int
     ) -> "ChatTemplate":
         """The checkpoint's template, which must put one video before the message. Raises `ModelNotUsable`."""
-        template = cls.render(tokenizer, checkpoint.chat_template())
-        if template.before.count(video_token_id) != 1:
+        template = cls(tokenizer, checkpoint.chat_template())
+        pieces = template._shape(False, 0)
+        if pieces[: pieces.index(_Words(0))].count(video_token_id) != 1:
             raise ModelNotUsable(f"{checkpoint.ref}: the chat template must put one video before the user's text")
         return template
 
@@ -94,43 +79,82 @@ class ChatTemplate:
     def for_text(cls, tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint) -> "ChatTemplate | None":
         """The checkpoint's template for a message about no video; None where it has none for that."""
         with contextlib.suppress(ModelNotUsable):
-            return cls.render(tokenizer, checkpoint.chat_template(), has_video=False)
+            return cls(tokenizer, checkpoint.chat_template(), has_video=False)
         return None
 
     @classmethod
     def for_word(cls, tokenizer: PreTrainedTokenizerBase, template: str, video_word: str) -> tuple["ChatTemplate", int]:
         """A template that writes a word where the video belongs, which may be a token or none, and what to give
         `encode_with_video` for it."""
-        return cls.render(tokenizer, template, video_word), tokenizer.get_vocab().get(video_word, VIDEO_WORD)
+        return cls(tokenizer, template, video_word), tokenizer.get_vocab().get(video_word, VIDEO_WORD)
 
-    def encode_around_video(self, message: str, video_token_id: int) -> tuple[list[int], list[int]]:
+    def encode_around_video(self, chat: Chat, video_token_id: int) -> tuple[list[int], list[int]]:
         """Token ids of the prompt before and after its video. Raises `InvalidRequest` for a message with a video."""
-        token_ids = self.encode(message)
+        token_ids = self.encode(chat)
         if token_ids.count(video_token_id) != 1:
             raise InvalidRequest("the prompt contains the model's video placeholder token")
         video_start = token_ids.index(video_token_id)
         return token_ids[:video_start], token_ids[video_start + 1 :]
 
-    def encode(self, message: str) -> list[int]:
-        """Token ids of the whole prompt around the user's `message`."""
-        return self._encode([*self.before, message, *self.after])
+    def encode(self, chat: Chat) -> list[int]:
+        """Token ids of the whole prompt. Raises `InvalidRequest` for earlier turns that the template does not take."""
+        return self._encode(self._pieces(chat))
 
-    def encode_with_video(self, message: str, video_token_id: int, video: Sequence[_Piece]) -> list[int]:
+    def encode_with_video(self, chat: Chat, video_token_id: int, video: Sequence[_Piece]) -> list[int]:
         """The same with other pieces in the place of the video's one token."""
-        pieces = list(self.before)
+        pieces = self._pieces(chat)
         place = pieces.index(video_token_id)
         pieces[place : place + 1] = video
-        return self._encode([*pieces, message, *self.after])
+        return self._encode(pieces)
+
+    def _pieces(self, chat: Chat) -> list[_Piece]:
+        try:
+            shape = self._shape(bool(chat.system), len(chat.turns))
+        except ModelNotUsable as error:
+            if chat.system:
+                return self._pieces(chat.without_system())
+            raise InvalidRequest(f"earlier questions and answers cannot be told to this model: {error}") from error
+        return [chat.texts[piece.number] if isinstance(piece, _Words) else piece for piece in shape]
+
+    def _shape(self, has_system: bool, num_turns: int) -> list[_Piece | _Words]:
+        """That of all chats of so many texts. Raises `ModelNotUsable`."""
+        if (has_system, num_turns) not in self._shapes:
+            self._shapes[has_system, num_turns] = self._take_apart(has_system, num_turns)
+        return self._shapes[has_system, num_turns]
+
+    def _take_apart(self, has_system: bool, num_turns: int) -> list[_Piece | _Words]:
+        roles = [*["system"] * has_system, *islice(cycle(("user", "assistant")), num_turns + 1)]
+        rendered = self._render(roles)
+        pieces: list[_Piece | _Words] = []
+        for index, part in enumerate(_MARKED.split(rendered)):
+            pieces += [_Words(int(part))] if index % 2 else _split(part, self._added_ids)
+        if {piece.number for piece in pieces if isinstance(piece, _Words)} != set(range(len(roles))):
+            raise ModelNotUsable("the checkpoint's chat template drops the text of a message")
+        return pieces
+
+    def _render(self, roles: Sequence[str]) -> str:
+        """A chat with a mark in the place of each text."""
+        texts = [[{"type": "text", "text": _MARKER.format(number)}] for number in range(len(roles))]
+        if self._has_video:
+            texts[roles.index("user")].insert(0, {"type": "video"})
+        messages: list[Any] = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                messages, chat_template=self._template, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # a template is a program: it may raise anything
+            raise ModelNotUsable(f"the checkpoint's chat template is missing or fails: {error}") from error
+        return str(rendered)
 
     def _encode(self, pieces: Sequence[_Piece]) -> list[int]:
-        token_ids = list(self.first_ids)
-        tokenizer = self.plain_tokenizer
+        token_ids = list(self._first_ids)
+        tokenizer = self._plain
         for piece in _join(pieces):
             if isinstance(piece, int):
                 token_ids.append(piece)
             else:
                 token_ids.extend(tokenizer.encode(piece, add_special_tokens=False).ids)
-            tokenizer = self.inner_tokenizer
+            tokenizer = self._inner
         return token_ids
 
 

@@ -19,6 +19,7 @@ from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import FrameFacts, Pixels, embedded
 from slipstream.families.preprocess import FRAMES_PER_CHUNK, PatchPreprocessor
 from slipstream.families.prompts import ChatTemplate
+from slipstream.session_messages import Chat
 from slipstream.speculation.methods import Positions
 
 USUAL_SIZE = (448, 448)
@@ -79,8 +80,8 @@ class Qwen2_5VL:
         self.frame_size = self._preprocess.frame_size
         self.tokens_per_step = self._num_tokens(self._preprocess.grid(self.frames_per_step, *USUAL_SIZE))
 
-    def plan_prompt(self, prompt: str, frames: FrameFacts) -> PromptPlan:
-        before, after = self._template.encode_around_video(prompt, self._video_token_id)
+    def plan_prompt(self, chat: Chat, frames: FrameFacts) -> PromptPlan:
+        before, after = self._template.encode_around_video(chat, self._video_token_id)
         patches = self._preprocess.grid(frames.num_frames, *(frames.size or USUAL_SIZE))
         num_video_tokens = self._num_tokens(patches)
         ends = after[:1] == [self._model.config.vision_end_token_id]

@@ -10,6 +10,7 @@ from slipstream.families.adapter import FrameFacts, Pixels, VideoGrid
 from slipstream.families.preprocess import QWEN3_PATCHES
 from slipstream.families.prompts import find_video
 from slipstream.families.qwen2_5_vl import USUAL_SIZE, Qwen2_5VL
+from slipstream.session_messages import Chat
 
 
 class Qwen3VL(Qwen2_5VL):
@@ -23,14 +24,14 @@ class Qwen3VL(Qwen2_5VL):
 
     usual_patches = QWEN3_PATCHES
 
-    def plan_prompt(self, prompt: str, frames: FrameFacts) -> PromptPlan:
+    def plan_prompt(self, chat: Chat, frames: FrameFacts) -> PromptPlan:
         num_steps, rows, columns = self._preprocess.grid(frames.num_frames, *(frames.size or USUAL_SIZE))
         placeholders = [self._video_token_id] * self._num_tokens((1, rows, columns))
         start, end = self._model.config.vision_start_token_id, self._model.config.vision_end_token_id
         video: list[str | int] = []
         for time_s in self._step_times(frames):
             video += [f"<{time_s:.1f} seconds>", start, *placeholders, end]
-        token_ids = self._template.encode_with_video(prompt, self._video_token_id, video)
+        token_ids = self._template.encode_with_video(chat, self._video_token_id, video)
         spans = find_video(token_ids, self._video_token_id, num_steps * len(placeholders))
         return PromptPlan(
             token_ids=tuple(token_ids),

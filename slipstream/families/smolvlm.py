@@ -13,6 +13,7 @@ from slipstream.engine.video_lm import PromptPlan
 from slipstream.families.adapter import EqualFrames, FrameFacts, Pixels
 from slipstream.families.preprocess import FramePreprocessor, check_tower_size
 from slipstream.families.prompts import ChatTemplate, find_video, token_id_of
+from slipstream.session_messages import Chat
 
 _VIDEO = "<video>"
 _ROUNDING_S = 1e-6
@@ -48,7 +49,7 @@ class SmolVLM(EqualFrames):
         )
         self.tokens_per_step: int = (side // config.vision_config.patch_size // config.scale_factor) ** 2
 
-    def plan_prompt(self, prompt: str, frames: FrameFacts) -> PromptPlan:
+    def plan_prompt(self, chat: Chat, frames: FrameFacts) -> PromptPlan:
         """The size of the frames makes no difference to this family."""
         num_frames, seconds_per_frame, times_s = frames.num_frames, frames.seconds_per_frame, frames.times_in_words_s()
         duration_s = times_s[-1] if seconds_per_frame is None else seconds_per_frame * num_frames + _ROUNDING_S
@@ -62,7 +63,7 @@ class SmolVLM(EqualFrames):
             timestamp = f"{int(time_s // 60):02d}:{int(time_s % 60):02d}"
             video += [upstream.FRAME_TIMESTAMP_MESSAGE.format(timestamp=timestamp), *picture]
         video.append(upstream.DEFAULT_MEDIA_OUTTRO)
-        token_ids = self._template.encode_with_video(prompt, self._video, video)
+        token_ids = self._template.encode_with_video(chat, self._video, video)
         spans = find_video(token_ids, self._image_token_id, num_frames * self.tokens_per_step)
         return PromptPlan(tuple(token_ids), spans, text_start=spans[-1].stop + 1, num_steps=num_frames)
 

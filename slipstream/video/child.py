@@ -157,7 +157,13 @@ def _sample(connection: socket.socket, source: Source, request: DecodeRequest, f
         connection.send(encode_answer(Progress(done, total)))
 
     return sample_video(
-        source, request.num_frames, request.limits, on_progress=progress, allocate=allocate, size=request.size
+        source,
+        request.num_frames,
+        request.limits,
+        fps=request.fps,
+        on_progress=progress,
+        allocate=allocate,
+        size=request.size,
     )
 
 
@@ -178,6 +184,7 @@ def _sample_windows(
         request.num_frames,
         request.windows,
         request.limits,
+        fps=request.fps,
         listed=listed,
         on_progress=progress,
         allocate=allocate,

@@ -32,6 +32,7 @@ from slipstream.video.frame_times import (
     DecodeRun,
     FramePicker,
     PacketTimes,
+    num_sampled,
     plan_all,
     plan_runs,
     sample_times,
@@ -252,12 +253,13 @@ def sample_video(
     num_frames: int,
     limits: DecodeLimits,
     *,
+    fps: float = 0.0,
     should_stop: Callable[[], bool] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     allocate: Allocate = on_heap,
     size: FrameSize = ANY_SIZE,
 ) -> SampledVideo:
-    """Up to `num_frames` frames at `sample_times(0, duration, num_frames)`; FramePicker says which ones.
+    """Up to `num_frames` frames, or `num_sampled` by `fps`, at `sample_times`; FramePicker says which ones.
 
     Blocks: run it in a worker thread. `source` must be seekable and is left open. `should_stop` is polled between
     packets and inside reads; `on_progress(frames_so_far, frames_expected)` is called from this thread. `allocate` says
@@ -275,11 +277,12 @@ def sample_video(
         stated_s = (video.container.duration or 0) / 1e6
         is_cut = video.is_cut
         codec = video.stream.codec_context.codec.canonical_name
+    duration_s = packets.end_s()
+    num_frames = num_sampled(duration_s, num_frames, fps)
     sampler = _Sampler(source, limits, watch, packets, num_frames, on_progress, allocate, size)
     kept, decode_damage = sampler.sample()
     if not kept:
         raise decode_damage.error("no frame of the video could be decoded; it is damaged, export it again")
-    duration_s = packets.end_s()
     warnings = [
         *max(damage, decode_damage, key=lambda d: d.count).warnings(),
         *packets.warnings(),

@@ -34,6 +34,7 @@ from slipstream.video.frame_times import (
     DecodeRun,
     FramePicker,
     PacketTimes,
+    num_sampled,
     plan_runs,
     sample_times,
 )
@@ -95,6 +96,7 @@ def sample_windows(
     windows: Sequence[Window],
     limits: DecodeLimits,
     *,
+    fps: float = 0.0,
     listed: ListFilm = list_film,
     on_progress: Callable[[int, int], None] | None = None,
     allocate: AllocateWindow = on_heap,
@@ -110,16 +112,19 @@ def sample_windows(
     """
     watch = Watch(limits.timeout_s, None)
     listing = listed(source, limits, watch)
-    sampler = _WindowSampler(source, num_frames, windows, limits, watch, listing.packets, on_progress, allocate, size)
+    counts = [num_sampled(end_s - start_s, num_frames, fps) for start_s, end_s in windows]
+    sampler = _WindowSampler(source, counts, windows, limits, watch, listing.packets, on_progress, allocate, size)
     found: list[SampledVideo | SlipstreamError] = []
-    for (start_s, end_s), taken, expected in zip(windows, sampler.sample(), sampler.expected, strict=True):
+    for (start_s, end_s), count, taken, expected in zip(
+        windows, counts, sampler.sample(), sampler.expected, strict=True
+    ):
         frames = taken.frames
         if taken.error is not None:
             found.append(taken.error)
             continue
         damaged = (taken.damage if taken.damage.count else listing.damage).warnings()
         lost = [] if same_times(frames.times_s, expected) else damaged
-        warnings = (*lost, *frames.warnings(), *warn_few(num_frames, len(frames)))
+        warnings = (*lost, *frames.warnings(), *warn_few(count, len(frames)))
         since_s = (time_s - start_s for time_s in frames.times_s)
         times_s = tuple(0.0 if time_s < TIME_TOLERANCE_S else time_s for time_s in since_s)
         width, height = frames.source_size
@@ -150,7 +155,8 @@ class _WindowSampler:
     """Second pass over the file: the sparse plan first, then a closer look at the windows that miss a frame."""
 
     source: Source
-    num_frames: int
+    counts: Sequence[int]
+    """Frames that are wanted of each window."""
     windows: Sequence[Window]
     limits: DecodeLimits
     watch: Watch
@@ -164,7 +170,10 @@ class _WindowSampler:
     """and the frames' that serve them."""
 
     def __post_init__(self) -> None:
-        self.times = [sample_times(start_s, end_s, self.num_frames) for start_s, end_s in self.windows]
+        self.times = [
+            sample_times(start_s, end_s, count)
+            for (start_s, end_s), count in zip(self.windows, self.counts, strict=True)
+        ]
         self.expected = [self.packets.wanted_s(times_s) for times_s in self.times]
 
     def sample(self) -> list[_Taken]:
@@ -210,7 +219,7 @@ class _WindowSampler:
 
         most = self.limits.max_frame_pixels
         buffers = {
-            window: FrameBuffer(self.size, most, self.num_frames, len(self.expected[window]), allocator(window))
+            window: FrameBuffer(self.size, most, self.counts[window], len(self.expected[window]), allocator(window))
             for window in windows
         }
         return buffers, FilmDamage(self.limits.max_corrupt_packets, self._window_of)

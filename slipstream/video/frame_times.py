@@ -24,6 +24,12 @@ def sample_times(start_s: float, end_s: float, num_frames: int) -> list[float]:
     return [start_s + i * (end_s - start_s) / num_frames for i in range(num_frames)]
 
 
+def num_sampled(duration_s: float, most: int, fps: float) -> int:
+    """How many frames to sample of a clip: `fps` of each second, to the nearest, but at least one and no more than
+    `most`; 0: `most`, however long it is."""
+    return min(max(round(duration_s * fps), 1), most) if fps else most
+
+
 @dataclass
 class FramePicker:
     """Says, while frames arrive in presentation order, which of them are wanted.

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -84,9 +83,7 @@ class SampledVideo:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -123,7 +120,7 @@ class DecodeRequest:
     """One job. The descriptors of the file and of the memory for its frames come with it."""
 
     num_frames: int
-    """Of the clip, or of each window."""
+    """Most of the clip, or of each window."""
     limits: DecodeLimits
     size: FrameSize = ANY_SIZE
     """Of the frames that are wanted."""
@@ -133,6 +130,8 @@ class DecodeRequest:
     """No frames but cuts: every so many seconds; in a window, of shots, the last of which began at this time."""
     film: str = ""
     """Names the file for as long as it has this content, for what is asked of a film job by job; empty: it has none."""
+    fps: float = 0.0
+    """Frames of each second, where they are fewer; 0: `num_frames` at any length."""
 
     def encode(self) -> bytes:
         """The message."""

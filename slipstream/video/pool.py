@@ -167,9 +167,7 @@ class DecodePool:
         frames_bytes = DecodeRequest(limits.max_frames_sampled, limits).frames_bytes
         cpu_s = math.ceil((limits.timeout_s + 2) * limits.decoder_threads) * max_jobs
         self._spec = DecoderSpec(memory_bytes + frames_bytes, cpu_s, limits.decoder_threads, module)
-        self._num_workers = num_workers
-        self._limits = limits
-        self._max_jobs = max_jobs
+        self._num_workers, self._limits, self._max_jobs = num_workers, limits, max_jobs
         self._turns = asyncio.Semaphore(num_workers)
         self._files = FileThreads()
         self._idle: list[Decoder] = []
@@ -196,6 +194,7 @@ class DecodePool:
         source: Source,
         num_frames: int,
         *,
+        fps: float = 0.0,
         size: FrameSize = ANY_SIZE,
         owner: str = "",
         on_progress: OnProgress | None = None,
@@ -209,7 +208,7 @@ class DecodePool:
 
         Raises InvalidRequest, UnreadableVideo or LimitExceeded about the file, ServiceUnavailable about the pool.
         """
-        request = DecodeRequest(num_frames, self._limits, size)
+        request = DecodeRequest(num_frames, self._limits, size, fps=fps)
         return await self._run(source, request, owner, on_progress, files, read_sampled)
 
     async def sample_windows(
@@ -218,6 +217,7 @@ class DecodePool:
         num_frames: int,
         windows: Sequence[Window],
         *,
+        fps: float = 0.0,
         size: FrameSize = ANY_SIZE,
         owner: str = "",
         film: str = "",
@@ -225,7 +225,7 @@ class DecodePool:
         files: FileThreads | None = None,
     ) -> Sequence[SampledVideo | SlipstreamError]:
         """The same of each window, as `slipstream.video.film_windows` gives it; `film` is that of `DecodeRequest`."""
-        request = DecodeRequest(num_frames, self._limits, size, tuple(windows), film=film)
+        request = DecodeRequest(num_frames, self._limits, size, tuple(windows), film=film, fps=fps)
         return await self._run(source, request, owner, on_progress, files, partial(read_windows, request))
 
     async def plan_segments(

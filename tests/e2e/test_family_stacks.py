@@ -14,9 +14,11 @@ import pytest_asyncio
 
 from slipstream.pruning import PRUNERS
 from slipstream.rpc.calls import open_channel
+from slipstream.session_messages import Chat
 from slipstream.stack.local import Stack
 from slipstream.video.messages import SampledVideo
 from tests.support import tiny_checkpoint, tiny_families
+from tests.support.clips import sample_clip
 from tests.support.gateway_client import Captioned, caption, until
 from tests.support.media import ClipSpec, even_times_ms, make_clip
 from tests.support.processes import check_logs
@@ -99,6 +101,20 @@ async def test_a_draft_that_sees_all_is_often_right(channel: grpc.aio.Channel, f
     captioned = await drafted(channel, family, 1, pruner="none", gate=False, max_new_tokens=64)
     speculation = captioned.summary.speculation
     assert speculation.accepted > speculation.judged / 2
+
+
+@one_in(3, "family")
+async def test_a_conversation_goes_on_from_the_videos_prefill(channel: grpc.aio.Channel, family: World) -> None:
+    said: dict[str, Any] = {"system": "Answer briefly.", "turns": (PROMPT, "A red square moves.")}
+    expected = family.reference.answer(
+        sample_clip(family.clips[0], NUM_FRAMES), Chat("And what is blue?", **said), NUM_TOKENS
+    )
+    assert expected != family.answer(0, NUM_TOKENS, num_frames=NUM_FRAMES)
+    asked: dict[str, Any] = {"num_frames": NUM_FRAMES, "max_new_tokens": NUM_TOKENS, "gate": False}
+    first = await caption(channel, family.clips[0], prompt=PROMPT, system=said["system"], **asked)
+    then = await caption(channel, family.clips[0], prompt="And what is blue?", **said, **asked)
+    assert then.token_ids == expected
+    assert then.summary.video.reused_tokens >= first.summary.video.video_tokens
 
 
 @pytest.mark.parametrize("guidance", ["scores", "hidden_states"])

@@ -71,6 +71,18 @@ async def test_segments_have_true_times_and_the_texts_of_plain_captions(
     assert [token.piece for token in fixed[0].caption.tokens] if fixed[0].caption else False
 
 
+async def test_frames_of_each_second_are_counted_by_the_length_of_the_clip_or_segment(
+    stack: Stack, film: Film, texts: list[str]
+) -> None:
+    clip = write_film(scene(0, SCENES[0]), frame_times([SCENES[0]], STEP_S), codec="ffv1")
+    many = {**CAPTION, "num_frames": 16, "fps": 2.0}
+    async with slipstream.connect_async(stack.gateway_address) as captioner:
+        whole = await captioner.caption(clip, **many)
+        parts = [part async for part in captioner.caption_segments(film.data, **SEGMENTS, **many)]
+    assert (whole.video.num_frames, whole.text) == (CAPTION["num_frames"], texts[0])
+    assert [part.text for part in parts] == texts and not whole.video.warnings
+
+
 @pytest.mark.parametrize("method", ["hsd", "hints", "hints_draft"])
 async def test_later_segments_draft_from_the_texts_of_earlier_ones(
     stack: Stack, returning: bytes, texts: list[str], method: str

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from slipstream.engine import DecodeState, PromptPlan, VideoLM, load_model
+from slipstream.session_messages import Chat
 from slipstream.video.messages import SampledVideo
 from tests.engine.test_qwen2_5_vl import greedy
 from tests.support import tiny_checkpoint, tiny_families
@@ -40,17 +41,20 @@ class Family:
     ours: VideoLM
     theirs: Reference
 
-    def plan(self, video: SampledVideo) -> PromptPlan:
+    def plan(self, video: SampledVideo, prompt: Chat | str = PROMPT) -> PromptPlan:
         return self.ours.plan_prompt(
-            PROMPT,
+            prompt,
             len(video.frames),
             frame_size=video.frames.shape[1:3],
             seconds_per_frame=video.duration_s / len(video.frames),
             times_s=video.timestamps_s,
         )
 
-    def prefill(self, video: SampledVideo, **options: Any) -> tuple[DecodeState, torch.Tensor]:
-        return self.ours.start_prefill(self.plan(video), self.ours.encode_frames(video.frames), **options).finish()
+    def prefill(
+        self, video: SampledVideo, prompt: Chat | str = PROMPT, **options: Any
+    ) -> tuple[DecodeState, torch.Tensor]:
+        plan, features = self.plan(video, prompt), self.ours.encode_frames(video.frames)
+        return self.ours.start_prefill(plan, features, **options).finish()
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -66,6 +70,16 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_prompt_and_answer_are_those_of_transformers(family: Family, video: SampledVideo) -> None:
     assert list(family.plan(video).token_ids) == family.theirs.prompt_ids(video, PROMPT)
     assert greedy(family.ours, *family.prefill(video), NUM_TOKENS) == family.theirs.answer(video, PROMPT, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("system", ["", "Answer briefly, s'il te plaît."])
+@pytest.mark.parametrize("turns", [(), ("What is it?", "A red square."), (PROMPT, "Stop.\n", "", " And? ")])
+@one_in(3, "family", "system", "turns")
+def test_a_chat_and_its_answer_are_those_of_transformers(family: Family, system: str, turns: tuple[str, ...]) -> None:
+    video, chat = CLIPS[1], Chat(PROMPT, system, turns)
+    assert list(family.plan(video, chat).token_ids) == family.theirs.prompt_ids(video, chat)
+    answer = greedy(family.ours, *family.prefill(video, chat), NUM_TOKENS)
+    assert answer == family.theirs.answer(video, chat, NUM_TOKENS)
 
 
 def test_two_videos_interleaved_do_not_touch_each_other(family: Family) -> None:

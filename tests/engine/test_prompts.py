@@ -6,6 +6,7 @@ import pytest
 
 from slipstream.errors import InvalidRequest, LimitExceeded, ModelNotUsable
 from slipstream.families.prompts import ChatTemplate
+from slipstream.session_messages import Chat
 from tests.engine.conftest import Pair
 from tests.support.tiny_checkpoint import CHAT_TEMPLATE, TOKENS_PER_FRAME, tiny_tokenizer
 
@@ -29,7 +30,7 @@ def test_ids_equal_those_of_tokenising_the_rendered_prompt(prompt: str) -> None:
         [{"role": "user", "content": content}], chat_template=CHAT_TEMPLATE, tokenize=False, add_generation_prompt=True
     )
     expected = tokenizer(rendered, add_special_tokens=False).input_ids
-    assert ChatTemplate.render(tokenizer, CHAT_TEMPLATE).encode(prompt) == expected
+    assert ChatTemplate(tokenizer, CHAT_TEMPLATE).encode(Chat(prompt)) == expected
 
 
 @pytest.mark.parametrize("prompt", HOSTILE)
@@ -38,6 +39,32 @@ def test_special_tokens_in_a_prompt_are_ordinary_text(pair: Pair, prompt: str) -
     special = set(tiny_tokenizer().all_special_ids) | set(tiny_tokenizer().added_tokens_decoder)
     assert [i for i in hostile.token_ids if i in special] == [i for i in plain.token_ids if i in special]
     assert prompt in pair.ours.decode(hostile.token_ids)
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_special_tokens_in_what_was_said_are_ordinary_text(pair: Pair, hostile: str) -> None:
+    special = set(tiny_tokenizer().all_special_ids) | set(tiny_tokenizer().added_tokens_decoder)
+    plain, other = (
+        pair.ours.plan_prompt(Chat("?", system=text, turns=("?", text)), 2) for text in ("harmless", hostile)
+    )
+    assert [i for i in other.token_ids if i in special] == [i for i in plain.token_ids if i in special]
+    assert pair.ours.decode(other.token_ids).count(hostile) == 2
+
+
+def test_a_system_text_without_a_place_is_said_before_the_first_question() -> None:
+    users_alone = CHAT_TEMPLATE.replace("in messages", "in messages if message['role'] != 'system'")
+    refusing = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}" + CHAT_TEMPLATE
+    for template in (users_alone, refusing):
+        ours = ChatTemplate(tiny_tokenizer(), template)
+        assert ours.encode(Chat("What?", system="Be short.")) == ours.encode(Chat("Be short.\nWhat?"))
+        told = ours.encode(Chat("And?", system="Be short.", turns=("What?", "A.")))
+        assert told == ours.encode(Chat("And?", turns=("Be short.\nWhat?", "A.")))
+
+
+def test_turns_that_a_template_does_not_take_are_refused() -> None:
+    template = ChatTemplate(tiny_tokenizer(), CHAT_TEMPLATE.replace("in messages", "in messages[:1]"))
+    with pytest.raises(InvalidRequest, match=r"cannot be told to this model: .* drops the text of a message"):
+        template.encode(Chat("And?", turns=("What?", "A.")))
 
 
 @pytest.mark.parametrize("num_frames", [1, 7])
@@ -77,4 +104,4 @@ def test_the_context_is_the_limit(pair: Pair) -> None:
 )
 def test_unusable_templates_are_refused(template: str | None, problem: str) -> None:
     with pytest.raises(ModelNotUsable, match=problem):
-        ChatTemplate.render(tiny_tokenizer(), template)
+        ChatTemplate(tiny_tokenizer(), template)

@@ -16,6 +16,7 @@ from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProce
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 from slipstream.engine import load_model
+from slipstream.session_messages import Chat
 from slipstream.video.messages import SampledVideo
 from tests.support.reference import Reference
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
@@ -68,7 +69,7 @@ def test_a_prompt_is_the_one_that_upstreams_processor_writes(
     tensors: dict[str, Any] = dict(reference._layout(video).tensors)
     metadata = SimpleNamespace(fps=FPS, frames_indices=list(range(num_frames)))
     words = kind.replace_video_token(processor, tensors | {"video_metadata": [metadata]}, 0)
-    rendered = reference._rendered([{"type": "video"}, {"type": "text", "text": PROMPT}], None)
+    rendered = reference._rendered(Chat(PROMPT), None)
     (text,), _ = ProcessorMixin.get_text_with_replacements(processor, [rendered], videos_replacements=[words])
     expected = reference._tokenizer(text)["input_ids"]
     assert reference.prompt_ids(video, PROMPT) == expected

@@ -61,8 +61,8 @@ def test_all_that_is_honoured() -> None:
             stop="END",
             max_tokens=9,
             max_completion_tokens=9,
-            media_io_kwargs={"video": {"num_frames": 8}},
-            mm_processor_kwargs={"num_frames": 8, "do_sample_frames": True},
+            media_io_kwargs={"video": {"num_frames": 8, "fps": 2}},
+            mm_processor_kwargs={"num_frames": 8, "fps": 2.0, "do_sample_frames": True},
             prediction={"type": "content", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
             slipstream=own,
             stream=True,
@@ -72,9 +72,9 @@ def test_all_that_is_honoured() -> None:
     options = chat.options.given()
     assert options.pop("prompt")
     assert options == {
-        "num_frames": 8, "max_new_tokens": 9, "method": "hints_draft", "temperature": 0.5, "top_k": 40, "top_p": 0.9,
-        "repetition_penalty": 1.1, "seed": 3, "stop": ("END",), "pruner": "uv", "alpha": 0.5, "trace": True,
-        "prediction": ("ab",),
+        "num_frames": 8, "fps": 2, "max_new_tokens": 9, "method": "hints_draft", "temperature": 0.5, "top_k": 40,
+        "top_p": 0.9, "repetition_penalty": 1.1, "seed": 3, "stop": ("END",), "pruner": "uv", "alpha": 0.5,
+        "trace": True, "prediction": ("ab",),
     }  # fmt: skip
     document = chat.document
     assert (document.request.pages, document.request.dpi) == ("1-2", 100)
@@ -109,7 +109,8 @@ def test_what_asks_for_nothing_is_tolerated() -> None:
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         ({"stream": 1}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"media_io_kwargs": {"video": {"fps": 1}}}, "media_io_kwargs.video.fps"),
+        ({"media_io_kwargs": {"video": {"fps": -2}}}, "media_io_kwargs.video.fps"),
+        ({"mm_processor_kwargs": {"fps": [2]}}, "mm_processor_kwargs.fps"),
         ({"media_io_kwargs": {"audio": {}}}, "media_io_kwargs.audio"),
         ({"mm_processor_kwargs": {"max_pixels": 1}}, "mm_processor_kwargs.max_pixels"),
         ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
@@ -152,7 +153,7 @@ def test_the_field_is_named(fields: dict[str, Any], param: str) -> None:
         ({"type": "video_url", "video_url": 5}, "video_url"),
         ({"type": "video", "video": []}, "video"),
         ({"type": "video", "video": [URL]}, "video[0]"),
-        ({"type": "video", "video": URL, "fps": 1}, "fps"),
+        ({"type": "video", "video": URL, "fps": 1001}, "fps"),
         ({"type": "video", "video": [data_url(b"x")], "fps": 0}, "fps"),
         ({"type": "image_url", "image_url": {"url": URL, "detail": "high"}}, "image_url.detail"),
         ({"type": "file", "file": {}}, "file"),
@@ -173,10 +174,30 @@ def test_exactly_one_medium() -> None:
 
 
 def test_roles() -> None:
-    first = {"role": "system", "content": "Be short."}
-    assert read(request(messages=[first, *asked(URL, "What?")])).options.prompt == "Be short.\nWhat?"
+    first, last = {"role": "system", "content": "Be short."}, {"role": "developer", "content": "Be kind."}
+    options = read(request(messages=[first, *asked(URL, "What?"), last])).options
+    assert options.given() == {"prompt": "What?", "system": "Be short.\nBe kind."}
+    silent = {"role": "user", "content": asked(URL)[0]["content"][1:]}
+    assert read(request(messages=[first, silent])).options.given() == {"prompt": "Be short."}
     assert refused(request(messages=[{"role": "assistant", "content": "x"}])).param == "messages[0].role"
     assert refused(request(messages=[{"role": "system", "content": asked(URL)[0]["content"]}])).param
+
+
+def test_a_conversation() -> None:
+    answer = {"role": "assistant", "content": "A cat.", "refusal": None, "tool_calls": None}
+    parts = {"role": "assistant", "content": [{"type": "text", "text": "It"}, {"type": "text", "text": "sleeps."}]}
+    again = {"role": "user", "content": "Which colour?"}
+    options = read(request(messages=[*asked(URL, "What?"), answer, parts, again, again])).options
+    assert options.given() == {"prompt": "Which colour?\nWhich colour?", "turns": ("What?", "A cat.\nIt\nsleeps.")}
+    for messages, said, param in (
+        ([*asked(URL), answer], "the last message must be the user's", "messages"),
+        ([again, answer, *asked(URL)], "in the first of the user's messages", "messages[2].content[1]"),
+        ([answer, *asked(URL)], "needs a question before it", "messages[0].role"),
+        ([*asked(URL), answer | {"tool_calls": [{}]}, again], "tool_calls", "messages[1].tool_calls"),
+        ([*asked(URL), {"role": "tool", "content": "x"}], "role must be", "messages[1].role"),
+    ):
+        error = refused(request(messages=messages))
+        assert said in str(error) and error.param == param
 
 
 def test_files_and_frames() -> None:
@@ -185,6 +206,13 @@ def test_files_and_frames() -> None:
     frames = read(with_part({"type": "video", "video": [data_url(b"a"), data_url(b"bc")], "fps": 4}))
     assert frames.medium.kind is MediumKind.FRAMES and frames.options.num_frames == 2
     assert [frame.num_bytes for frame in frames.medium.frames] == [1, 2] and frames.medium.frames_per_second == 4
+
+
+def test_frames_of_each_second_of_a_video_at_an_address() -> None:
+    chat = read(with_part({"type": "video", "video": URL, "fps": 0.5}))
+    assert (chat.medium.kind, chat.options.fps) == (MediumKind.VIDEO, 0.5)
+    neutral = read(request(media_io_kwargs={"video": {"num_frames": 8, "fps": -1}}))
+    assert "fps" not in neutral.options.given(), "vLLM's default"
 
 
 def test_frames_that_are_too_many_are_named_as_they_were_given() -> None:

@@ -72,6 +72,17 @@ async def test_a_stream_is_the_same_text_with_usage_at_its_end(served: Served) -
     assert chunks[-2].timings["predicted_n"] == NUM_TOKENS and chunks[-2].slipstream["receipt"]["text_sha256"]
 
 
+async def test_an_answer_is_handed_back_for_the_next_question(served: Served) -> None:
+    """As chat programs do: the client's own object is the next message."""
+    messages = [{"role": "system", "content": "Be brief."}, *asked(data_url(served.clips[0]))]
+    first = await chat(served, "", messages=messages)
+    messages += [first.choices[0].message, {"role": "user", "content": "And then?"}]
+    second = await chat(served, "", messages=messages)
+    said = {"prompt": "And then?", "system": "Be brief.", "turns": (PROMPT, first.choices[0].message.content)}
+    assert second.choices[0].message.content == (await plain(served, **said)).text
+    assert second.usage.prompt_tokens_details.cached_tokens > second.usage.prompt_tokens / 2
+
+
 async def test_every_chunk_has_the_usage_so_far(served: Served) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     stream = await chat(served, data_url(served.clips[0]), stream=True, stream_options=options)

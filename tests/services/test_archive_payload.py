@@ -104,12 +104,23 @@ def test_results_come_back_as_they_were() -> None:
         assert read_result(write_result(caption, receipt)) == (caption, receipt)
 
 
+@pytest.mark.parametrize("said", [{"system": "Be short."}, {"turns": ("What?", "A cat.")}])
+def test_what_is_said_in_a_chat_is_left_alone_by_releases_that_do_not_know_it(said: OptionValues) -> None:
+    for kind in (JobKind.VIDEO, JobKind.DOCUMENT, JobKind.FILM):
+        job = JobPayload("a", said, "", kind)
+        assert json.loads(write_job(job))["v"] == 5 and read_job(write_job(job)) == job
+    batch = BatchPayload("k", said)
+    assert json.loads(write_batch(batch))["v"] == 5 and read_batch(write_batch(batch)) == batch
+    page = JobPayload("a", {"fps": 2.0, "temperature": 0.5}, "", JobKind.DOCUMENT).page_options(batch)
+    assert page.given() == {"temperature": 0.5} | {name: said[name] for name in said if name == "system"}
+
+
 def test_unknown_fields_are_ignored_and_other_versions_recognised() -> None:
     job = JobPayload("/a.mp4", {"num_frames": 3}, "")
     content = json.loads(write_job(job))
     content["caption"]["mood"] = "cheerful"
     assert read_job(json.dumps(content | {"colour": 7})) == job
-    for text in (json.dumps(content | {"v": 5}), "", "[]", "{", "{}"):
+    for text in (json.dumps(content | {"v": 6}), "", "[]", "{", "{}"):
         for read in (read_job, read_batch, read_result):
             with pytest.raises(OtherVersion):
                 read(text)
@@ -191,7 +202,7 @@ def test_no_option_is_forgotten_in_receipts() -> None:
     """A new option that were missing would be missing from the content key, too."""
     plans = (
         plan_of(gamma=3, stop=(".",), segments="fixed:10s", prompts=("a", "b"), summary=True, summary_prompt="c"),
-        plan_of(duplicates="share", skip_marked="black"),
+        plan_of(duplicates="share", skip_marked="black", fps=2.0, system="a", turns=("b", "c")),
         plan_of(method="autoregressive", lossy="fastv"),
         plan_of(method="hsd", tolerance=0.5, prediction=("a",)),
     )

@@ -6,10 +6,18 @@ import numpy as np
 import pytest
 
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.plan import CaptionPlan, SessionKey, draft_start, make_pipeline, make_plan, new_costs
-from slipstream.errors import InvalidRequest
+from slipstream.captioning.plan import (
+    CaptionPlan,
+    draft_start,
+    make_pipeline,
+    make_plan,
+    new_costs,
+    target_start,
+)
+from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.options import MAX_PREDICTION_BYTES, CaptionOptions
 from slipstream.sampling.params import SamplingDefaults, SamplingParams
+from slipstream.session_messages import SessionKey
 from slipstream.speculation.caption_book import Kind, Opening, Start
 from slipstream.speculation.methods import METHODS, Lossy
 from slipstream.speculation.protocol import ROOT
@@ -81,6 +89,25 @@ def test_what_would_change_nothing_is_not_ignored(alone: dict[str, Any], of: dic
         plan_of(**alone)
     assert plan_of(**alone, **of).asked == {*alone, *of}
     assert plan_of(summary=False, summary_prompt="Sum up.").asked, "a program that says whether"
+
+
+def test_a_conversation_reaches_both_models() -> None:
+    said: dict[str, Any] = {"prompt": "Where?", "system": "Be short.", "turns": ("What?", "A cat.")}
+    plan, video = plan_of(**said), SampledVideo(np.zeros((1, 2, 2, 3), np.uint8), (0.0,), 1.0, 2, 2, "h264", 0, ())
+    key = SessionKey()
+    for start in (target_start(plan, key, video, 4), draft_start(plan, key, video, "t:1", 320)):
+        assert (start.prompt, start.system, start.turns) == tuple(said.values())
+    for wrong, why in (
+        ({"turns": ("What?",)}, "questions and their answers"),
+        ({"turns": "What?"}, "turns must be texts"),
+        ({"turns": ("a", "b"), "segments": "fixed:1s"}, "leave out turns, or segments"),
+        ({"system": 5}, "system must be text"),
+    ):
+        with pytest.raises(InvalidRequest, match=why):
+            plan_of(**wrong)
+    for long in ({"system": "x" * 9000}, {"turns": ("x" * 9000, "a")}, {"turns": ("a",) * 66}):
+        with pytest.raises(LimitExceeded):
+            plan_of(**long)
 
 
 def test_a_given_zero_is_not_a_default() -> None:

@@ -5,7 +5,7 @@ Prompts are laid out as upstream's processors write them: the whole text, tokeni
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +19,7 @@ from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.families.preprocess import QWEN3_PATCHES, FramePreprocessor, PatchPreprocessor
 from slipstream.families.smolvlm import number_words
+from slipstream.session_messages import Chat
 from slipstream.video.messages import SampledVideo
 
 
@@ -47,7 +48,7 @@ class Reference:
         self._folder = folder
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
 
-    def answer(self, video: SampledVideo, prompt: str, num_tokens: int, **more: Any) -> list[int]:
+    def answer(self, video: SampledVideo, prompt: Chat | str, num_tokens: int, **more: Any) -> list[int]:
         """Token ids of the answer; an end-of-text token is the last one. `more` goes to `generate`."""
         layout = self._layout(video)
         input_ids = torch.tensor([self._prompt(prompt, layout)])
@@ -58,7 +59,7 @@ class Reference:
         answer: list[int] = output[0, input_ids.shape[1] :].tolist()
         return answer
 
-    def prompt_ids(self, video: SampledVideo, prompt: str) -> list[int]:
+    def prompt_ids(self, video: SampledVideo, prompt: Chat | str) -> list[int]:
         """Token ids of the prompt."""
         return self._prompt(prompt, self._layout(video))
 
@@ -71,7 +72,7 @@ class Reference:
 
     def text_prompt_ids(self, prompt: str) -> list[int]:
         """Token ids of a prompt about no video."""
-        token_ids: list[int] = self._tokenizer(self._rendered([{"type": "text", "text": prompt}], None))["input_ids"]
+        token_ids: list[int] = self._tokenizer(self._rendered(Chat(prompt), None, []))["input_ids"]
         return token_ids
 
     def text(self, token_ids: list[int]) -> str:
@@ -87,16 +88,23 @@ class Reference:
     def _layout(self, video: SampledVideo) -> Layout:
         return _LAYOUTS[self.model.config.model_type](self, video)
 
-    def _prompt(self, prompt: str, layout: Layout) -> list[int]:
-        rendered = self._rendered([{"type": "video"}, {"type": "text", "text": prompt}], layout.template)
+    def _prompt(self, prompt: Chat | str, layout: Layout) -> list[int]:
+        chat = Chat(prompt) if isinstance(prompt, str) else prompt
+        rendered = self._rendered(chat, layout.template)
         token_ids: list[int] = self._tokenizer(rendered.replace(layout.placeholder, layout.words))["input_ids"]
         return token_ids
 
-    def _rendered(self, content: Any, template: str | None) -> str:
-        """The chat of one user message. `template`: instead of the checkpoint's."""
+    def _rendered(self, chat: Chat, template: str | None, media: Sequence[Any] = ({"type": "video"},)) -> str:
+        """The chat; `media` are in the first of the user's messages. `template`: instead of the checkpoint's."""
         template = template or (self._folder / "chat_template.jinja").read_text(encoding="utf-8")
+        messages: list[dict[str, Any]] = []
+        for number, text in enumerate((*chat.turns, chat.question)):
+            role = "assistant" if number % 2 else "user"
+            messages.append({"role": role, "content": [*([] if number else media), {"type": "text", "text": text}]})
+        if chat.system:
+            messages.insert(0, {"role": "system", "content": [{"type": "text", "text": chat.system}]})
         rendered = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}], chat_template=template, tokenize=False, add_generation_prompt=True
+            messages, chat_template=template, tokenize=False, add_generation_prompt=True
         )
         return str(rendered)
 

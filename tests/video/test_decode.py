@@ -111,6 +111,14 @@ def test_an_upload_may_lie_in_memory_or_on_disk(memory_bytes: int) -> None:
         assert not upload.closed
 
 
+@pytest.mark.parametrize(("fps", "most", "expected"), [(2.5, 64, 5), (2.5, 4, 4), (0.1, 64, 1), (1e3, 8, 8), (0, 7, 7)])
+def test_frames_of_each_second_are_as_many_evenly_spaced_ones(fps: float, most: int, expected: int) -> None:
+    data = make_clip(CLIPS["h264"])
+    video, even = sample_video(io.BytesIO(data), most, LIMITS, fps=fps), sample(data, expected)
+    np.testing.assert_array_equal(video.frames, even.frames)
+    assert (video.timestamps_s, video.warnings) == (even.timestamps_s, ())
+
+
 def test_more_threads_give_the_same_frames() -> None:
     data = make_clip(CLIPS["h264"])
     np.testing.assert_array_equal(sample(data, 7, DecodeLimits(decoder_threads=2)).frames, sample(data, 7).frames)

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import InvalidRequest
-from slipstream.video.frame_times import TIME_TOLERANCE_S, FramePicker, PacketTimes, plan_all, plan_runs, sample_times
+from slipstream.video.frame_times import (
+    TIME_TOLERANCE_S,
+    FramePicker,
+    PacketTimes,
+    num_sampled,
+    plan_all,
+    plan_runs,
+    sample_times,
+)
 
 frame_times = st.lists(st.integers(0, 2000), min_size=1, max_size=60, unique=True).map(sorted)
 
@@ -41,6 +49,14 @@ def test_times_ascend_from_the_start_and_stay_before_the_end(start_s: float, len
     assert times_s[0] == start_s
     assert times_s == sorted(times_s)
     assert times_s[-1] <= start_s + length_s
+
+
+@given(st.floats(0, 1e5), st.integers(1, 200), st.floats(1e-3, 1000))
+def test_frames_of_each_second_are_the_nearest_number_within_bounds(length_s: float, most: int, fps: float) -> None:
+    count = num_sampled(length_s, most, fps)
+    assert 1 <= count <= most
+    assert abs(count - length_s * fps) <= 0.5 or count == (1 if length_s * fps < 1 else most)
+    assert num_sampled(length_s, most, 0.0) == most
 
 
 @given(frame_times, st.integers(1, 80))

@@ -63,6 +63,15 @@ def test_sound_segments_stay_whatever_else_is_torn(bad: Collection[int]) -> None
             check_sound(found[number], whole[number])
 
 
+def test_frames_of_each_second_are_counted_segment_by_segment() -> None:
+    source, windows = io.BytesIO(film_of(key_every=LONG).data), [(0.0, 2.0), (2.0, 3.0), (3.0, 12.0)]
+    found = sample_windows(source, 8, windows, LIMITS, fps=2.0)
+    for window, count, video in zip(windows, (4, 2, 8), found, strict=True):
+        [alone] = sample_windows(source, count, [window], LIMITS)
+        assert isinstance(video, SampledVideo) and len(video.frames) == count
+        check_sound(video, alone)
+
+
 def test_a_film_with_a_torn_beginning_begins_later() -> None:
     sound = film_of(key_every=LONG).data
     damaged = io.BytesIO(torn(sound, packets_in([0, 1, 2])))

@@ -50,7 +50,7 @@ class TargetRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[TargetStart, _Mapping]] = ..., frames: _Optional[_Union[_common_pb2.FrameChunk, _Mapping]] = ..., judge: _Optional[_Union[Judge, _Mapping]] = ..., end: _Optional[_Union[_common_pb2.End, _Mapping]] = ...) -> None: ...
 
 class TargetStart(_message.Message):
-    __slots__ = ("session_id", "prompt", "frames", "max_new_tokens", "with_guidance", "sampling", "with_attention", "lossy", "self_draft", "guidance_capability", "hints", "in_background")
+    __slots__ = ("session_id", "prompt", "frames", "max_new_tokens", "with_guidance", "sampling", "with_attention", "lossy", "self_draft", "guidance_capability", "hints", "in_background", "system", "turns")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,8 @@ class TargetStart(_message.Message):
     GUIDANCE_CAPABILITY_FIELD_NUMBER: _ClassVar[int]
     HINTS_FIELD_NUMBER: _ClassVar[int]
     IN_BACKGROUND_FIELD_NUMBER: _ClassVar[int]
+    SYSTEM_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prompt: str
     frames: _common_pb2.FramesHeader
@@ -75,7 +77,9 @@ class TargetStart(_message.Message):
     guidance_capability: bytes
     hints: Hints
     in_background: bool
-    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., with_guidance: bool = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., with_attention: bool = ..., lossy: _Optional[_Union[Lossy, _Mapping]] = ..., self_draft: _Optional[_Union[SelfDraft, _Mapping]] = ..., guidance_capability: _Optional[bytes] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ..., in_background: bool = ...) -> None: ...
+    system: str
+    turns: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., with_guidance: bool = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., with_attention: bool = ..., lossy: _Optional[_Union[Lossy, _Mapping]] = ..., self_draft: _Optional[_Union[SelfDraft, _Mapping]] = ..., guidance_capability: _Optional[bytes] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ..., in_background: bool = ..., system: _Optional[str] = ..., turns: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Hints(_message.Message):
     __slots__ = ("texts", "max_rows", "tolerance", "tolerance_rule")
