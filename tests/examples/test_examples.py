@@ -64,6 +64,12 @@ async def test_caption_file(pocket: Pocket) -> None:
     assert text and speed.startswith("64 tokens") and "target passes" in passes
 
 
+async def test_ask_again(pocket: Pocket) -> None:
+    printed = await run("ask_again.py", pocket.clip, pocket.gateway)
+    at_hand = [int(line.strip().removeprefix("(").split()[0]) for line in printed.splitlines() if "at hand" in line]
+    assert len(at_hand) == 3 and min(at_hand[1:]) > 0, "the video's prefill is found again"
+
+
 async def test_stream_live(pocket: Pocket) -> None:
     text, closing = (await run("stream_live.py", pocket.clip, pocket.gateway)).rsplit("\n", 2)[:2]
     assert text and closing.startswith("64 tokens in ")  # how many marks there are is up to a draft that may be late
