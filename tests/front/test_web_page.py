@@ -1,8 +1,12 @@
 """The page's files: served whole, under a policy that forbids all from elsewhere, and written so that it can hold. What
 a browser makes of them `make front-check` shows."""
 
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,3 +93,29 @@ def test_colours_of_the_legend_are_those_of_the_drawing() -> None:
     assert legend == classes and legend
     light, dark = (set(re.findall(r"--([\w-]+):", part)) for part in FILES["style.css"].split("@media", 2)[:2])
     assert light == dark and legend - {"idle"} <= light
+
+
+NODE = shutil.which("node")
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Path:
+    """The page's scripts where node takes them for modules, as a browser does."""
+    for name, text in SCRIPTS.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    return tmp_path
+
+
+def seen(journey: str, scripts: Path) -> Any:
+    """What a journey through the page's views has shown."""
+    if NODE is None:
+        pytest.skip("there is no node: apt-get install nodejs")
+    program = Path(__file__).with_name("page_views.mjs")
+    ran = subprocess.run([NODE, program, journey, scripts], capture_output=True, text=True, timeout=30)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def test_another_file_ends_the_caption_of_the_one_before_and_can_be_stopped(scripts: Path) -> None:
+    assert seen("another_file", scripts) == {"isFirstEnded": True, "mayStop": True, "ended": [True, True]}

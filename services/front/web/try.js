@@ -66,6 +66,7 @@ class TryIt {
 
   #choose(file) {
     if (!file) return;
+    this.#stopping?.abort(); // what is being written is about the file before
     this.#file = file;
     URL.revokeObjectURL(this.#url);
     this.#url = URL.createObjectURL(file);
@@ -73,7 +74,7 @@ class TryIt {
     const medium = this.#shown(file);
     this.#kept = medium && new Kept(medium);
     this.medium.replaceChildren(this.#kept?.element || "", make("p", { class: "soft" }, `${file.name}, ${(file.size / 1e6).toFixed(1)} MB`));
-    this.start.disabled = false;
+    this.start.disabled = this.#stopping !== null; // until that has ended
     this.start.focus();
   }
 
@@ -96,6 +97,7 @@ class TryIt {
     } catch (error) {
       if (error.name !== "AbortError") this.told.replaceChildren(make("span", { class: "bad" }, error.message));
     } finally {
+      this.#stopping = null;
       this.start.disabled = false;
       this.stop.disabled = true;
     }

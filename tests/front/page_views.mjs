@@ -1,0 +1,98 @@
+// Views of the page without a browser: `node page_views.mjs JOURNEY FOLDER` takes one journey through the scripts in
+// FOLDER and prints what was seen as JSON. Elements here are what those scripts use of elements, and nothing is drawn.
+
+const [journey, folder] = process.argv.slice(2);
+const script = (name) => import(`${folder}/${name}`);
+
+class Element extends EventTarget {
+  constructor(name) {
+    super();
+    Object.assign(this, { name, children: [], attributes: {}, text: "", value: "", disabled: false, classList: { toggle() {} } });
+  }
+
+  setAttribute(name, value) {
+    this.attributes[name] = value;
+    if (name === "disabled") this.disabled = true;
+  }
+
+  append(...children) {
+    this.children.push(...children.map((child) => (child instanceof Element ? child : Object.assign(new Element(""), { text: String(child) }))));
+  }
+
+  replaceChildren(...children) {
+    this.textContent = "";
+    this.append(...children);
+  }
+
+  get textContent() {
+    return this.text + this.children.map((child) => child.textContent).join("");
+  }
+
+  set textContent(text) {
+    Object.assign(this, { children: [], text: String(text) });
+  }
+
+  get valueAsNumber() {
+    return Number.NaN;
+  }
+
+  focus() {}
+
+  click() {
+    if (!this.disabled) this.dispatchEvent(new Event("click"));
+  }
+}
+
+class Ignored extends EventTarget {
+  observe() {}
+  disconnect() {}
+}
+
+Object.assign(globalThis, { document: { hidden: false, createElement: (name) => new Element(name) }, sessionStorage: { getItem: () => null }, confirm: () => true });
+Object.assign(globalThis, { requestAnimationFrame: () => 1, cancelAnimationFrame: () => {}, matchMedia: () => new Ignored(), ResizeObserver: Ignored });
+globalThis.FileReader = class {
+  readAsDataURL() {
+    this.result = "data:;base64,AAAA";
+    queueMicrotask(() => this.onload());
+  }
+};
+
+const every = (element) => [element, ...element.children.flatMap(every)];
+const button = (main, text) => every(main).find((one) => one.name === "button" && one.textContent === text);
+const json = (value, status = 200) => new Response(JSON.stringify(value), { status });
+
+/** Returns when it is so. */
+async function until(isSo) {
+  while (!isSo()) await new Promise((resolve) => setTimeout(resolve, 1));
+}
+
+const journeys = {
+  /** Another file is chosen while a caption is written, captioned, and stopped. */
+  async another_file() {
+    const calls = [];
+    globalThis.fetch = async (path, { signal }) => (path === "/v1/models" ? json({ data: [{ id: "m" }] }) : stream(signal));
+    const stream = (signal) => {
+      calls.push(signal);
+      return new Response(new ReadableStream({ start: (body) => signal.addEventListener("abort", () => body.error(signal.reason)) }));
+    };
+    const main = new Element("main");
+    (await script("try.js")).tryIt(main);
+    const [start, stop] = ["Caption it", "Stop"].map((text) => button(main, text));
+    const picker = every(main).find((one) => one.attributes.id === "file");
+    for (const name of ["a.mp4", "b.mp4"]) {
+      picker.files = [Object.assign(new Blob(["clip"], { type: "video/mp4" }), { name })];
+      picker.dispatchEvent(new Event("change"));
+      await until(() => !start.disabled);
+      start.click();
+      await until(() => calls.length === (name === "a.mp4" ? 1 : 2));
+    }
+    const isFirstEnded = calls[0].aborted;
+    const mayStop = !stop.disabled;
+    stop.click();
+    await until(() => !start.disabled);
+    return { isFirstEnded, mayStop, ended: calls.map((signal) => signal.aborted) };
+  },
+};
+
+process.stdout.write(`${JSON.stringify(await journeys[journey]())}\n`);
+process.exit(0); // whatever still waits
