@@ -60,10 +60,11 @@ globalThis.FileReader = class {
 const every = (element) => [element, ...element.children.flatMap(every)];
 const button = (main, text) => every(main).find((one) => one.name === "button" && one.textContent === text);
 const json = (value, status = 200) => new Response(JSON.stringify(value), { status });
+const later = globalThis.setTimeout;
 
 /** Returns when it is so. */
 async function until(isSo) {
-  while (!isSo()) await new Promise((resolve) => setTimeout(resolve, 1));
+  while (!isSo()) await new Promise((resolve) => later(resolve, 1));
 }
 
 const journeys = {
@@ -91,6 +92,31 @@ const journeys = {
     stop.click();
     await until(() => !start.disabled);
     return { isFirstEnded, mayStop, ended: calls.map((signal) => signal.aborted) };
+  },
+
+  /** A batch may not be cancelled; what was said of that once the batch was asked for anew. */
+  async refused_cancel() {
+    const counts = { total: 1, queued: 1, running: 0, done: 0, failed: 0, dead: 0, cancelled: 0 };
+    const found = { key: "k", batch_id: "b", state: "queued", is_ended: false, counts, totals: { shared: 0, skipped: 0 } };
+    const pauses = [];
+    let numLooks = 0;
+    globalThis.setTimeout = (go) => pauses.push(go);
+    globalThis.fetch = async (path, { method }) => {
+      if (method === "POST") return json({ error: { message: "you may not" } }, 403);
+      if (path.endsWith("/errors")) return json({ errors: [] });
+      if (path.includes("/jobs")) return json({ jobs: [], next_page: null });
+      numLooks += 1;
+      return json(found);
+    };
+    const main = new Element("main");
+    (await script("batch.js")).batch(main, "b");
+    await until(() => pauses.length === 1);
+    button(main, "Cancel").click();
+    const isTold = () => every(main).some((one) => one.attributes.role === "status" && one.textContent === "you may not");
+    await until(isTold);
+    pauses[0]();
+    await until(() => pauses.length === 2);
+    return { numLooks, isTold: isTold() };
   },
 };
 

@@ -119,3 +119,7 @@ def seen(journey: str, scripts: Path) -> Any:
 
 def test_another_file_ends_the_caption_of_the_one_before_and_can_be_stopped(scripts: Path) -> None:
     assert seen("another_file", scripts) == {"isFirstEnded": True, "mayStop": True, "ended": [True, True]}
+
+
+def test_why_a_batch_cannot_be_cancelled_stays_when_it_is_asked_for_anew(scripts: Path) -> None:
+    assert seen("refused_cancel", scripts) == {"numLooks": 2, "isTold": True}

@@ -26,6 +26,7 @@ class BatchView {
     this.name = make("h1", {}, "Batch");
     this.told = make("p", { class: "bad", role: "status" });
     this.done = make("p", { class: "good", role: "status" });
+    this.refused = make("p", { class: "bad", role: "status" }); // what a button has led to: `told` is the polls'
     this.progress = make("progress", { "aria-label": "Jobs that have ended" });
     this.cards = new Cards();
     this.errors = new Table("Errors", ["What", "Status", "State", "Items", "Such as"], "Nothing failed.");
@@ -35,7 +36,7 @@ class BatchView {
     this.export = make("button", { type: "button", click: () => this.#export() }, "Export as JSON lines");
     this.before = make("button", { type: "button", click: () => this.#turn(-1) }, "Earlier items");
     this.after = make("button", { type: "button", click: () => this.#turn(1) }, "Later items");
-    this.element = make("div", {}, this.name, this.told, this.done, this.progress, this.cards.element, make("div", { class: "fields" }, this.retry, this.cancel, this.export), make("h2", {}, "What failed, and why"), this.errors.element, make("h2", {}, "Items"), make("p", { class: "soft" }, MARKS_ARE), this.jobs.element, make("div", { class: "fields" }, this.before, this.after));
+    this.element = make("div", {}, this.name, this.told, this.done, this.refused, this.progress, this.cards.element, make("div", { class: "fields" }, this.retry, this.cancel, this.export), make("h2", {}, "What failed, and why"), this.errors.element, make("h2", {}, "Items"), make("p", { class: "soft" }, MARKS_ARE), this.jobs.element, make("div", { class: "fields" }, this.before, this.after));
     this.stop = this.#poll();
   }
 
@@ -94,11 +95,12 @@ class BatchView {
 
   async #do(verb, question, query = "") {
     if (!confirm(question)) return;
+    this.refused.textContent = "";
     try {
       const said = await post(`${this.path}/${verb}${query}`, undefined, { body: "", headers: {} });
       this.done.textContent = verb === "retry" ? `${said.retried} items wait again` : "it is being cancelled";
     } catch (error) {
-      this.told.textContent = error.message;
+      this.refused.textContent = error.message;
     }
   }
 
@@ -106,6 +108,7 @@ class BatchView {
   async #export() {
     const { signal } = this.#leaving;
     const pieces = [];
+    this.refused.textContent = "";
     try {
       for (let page = ""; page !== null; ) {
         const found = await get(`${this.path}/jobs?page=${encodeURIComponent(page)}`, { signal });
@@ -114,7 +117,7 @@ class BatchView {
         this.done.textContent = `${pieces.length} items`;
       }
     } catch (error) {
-      if (error.name !== "AbortError") this.told.textContent = error.message;
+      if (error.name !== "AbortError") this.refused.textContent = error.message;
       return;
     }
     const url = URL.createObjectURL(new Blob(pieces, { type: "application/x-ndjson" }));
