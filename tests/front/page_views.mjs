@@ -1,6 +1,8 @@
 // Views of the page without a browser: `node page_views.mjs JOURNEY FOLDER` takes one journey through the scripts in
 // FOLDER and prints what was seen as JSON. Elements here are what those scripts use of elements, and nothing is drawn.
 
+import { getEventListeners } from "node:events";
+
 const [journey, folder] = process.argv.slice(2);
 const script = (name) => import(`${folder}/${name}`);
 
@@ -117,6 +119,17 @@ const journeys = {
     pauses[0]();
     await until(() => pauses.length === 2);
     return { numLooks, isTold: isTold() };
+  },
+
+  /** What pauses leave at the signal of their page. */
+  async pauses() {
+    const { pause } = await script("api.js");
+    const leaving = new AbortController();
+    for (let number = 0; number < 20; number += 1) await pause(0, leaving.signal);
+    const left = getEventListeners(leaving.signal, "abort").length;
+    const last = pause(3600, leaving.signal).catch((error) => error.name);
+    leaving.abort();
+    return { left, last: await last };
   },
 };
 

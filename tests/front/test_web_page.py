@@ -123,3 +123,7 @@ def test_another_file_ends_the_caption_of_the_one_before_and_can_be_stopped(scri
 
 def test_why_a_batch_cannot_be_cancelled_stays_when_it_is_asked_for_anew(scripts: Path) -> None:
     assert seen("refused_cancel", scripts) == {"numLooks": 2, "isTold": True}
+
+
+def test_what_waits_leaves_nothing_behind_on_a_page_that_stays_open(scripts: Path) -> None:
+    assert seen("pauses", scripts) == {"left": 0, "last": "AbortError"}

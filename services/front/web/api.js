@@ -67,13 +67,18 @@ export async function* events(response) {
   }
 }
 
+/** Leaves nothing at the signal, which may be that of a page that is open for days. */
 export const pause = (seconds, signal) =>
   new Promise((resolve, reject) => {
-    const timer = setTimeout(resolve, 1000 * seconds);
-    signal?.addEventListener("abort", () => {
+    const leave = () => {
       clearTimeout(timer);
       reject(new DOMException("left", "AbortError"));
-    });
+    };
+    const timer = setTimeout(() => {
+      signal?.removeEventListener("abort", leave);
+      resolve();
+    }, 1000 * seconds);
+    signal?.addEventListener("abort", leave, { once: true });
   });
 
 /** Returns when the server can do its work again. */
