@@ -308,6 +308,8 @@ def _peer_words(peer: PeerInfo) -> str:
 
 def _table(info: GatewayInfo) -> Table:
     table = Table(show_header=False)
+    table.add_column(overflow="fold")  # a name is told whole, however narrow the terminal
+    table.add_column(overflow="fold")
     rows = {
         "version": info.version,
         "target": info.target_model,

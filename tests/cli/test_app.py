@@ -78,6 +78,21 @@ def test_info_is_a_table_without_escape_codes(gateway: FakeGateway, capsys: pyte
     assert "\x1b" not in shown
 
 
+def test_a_long_name_of_a_model_is_told_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pipe has 80 columns."""
+    target = "/".join(f"a-long-name-of-folder-{number}" for number in range(6))
+
+    async def fetch(*words: object) -> GatewayInfo:
+        return GatewayInfo(target_model=target)
+
+    monkeypatch.setattr(up, "_fetch", fetch)
+    assert run(["info", "--gateway", "a:1"]) == 0
+    told = (line.split("│")[2].strip() for line in capsys.readouterr().out.splitlines() if "│" in line)
+    assert target in "".join(told)
+
+
 def test_advice_is_given_once_a_draft_was_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
