@@ -7,7 +7,9 @@ service `target` is the flag `--max-sessions` and the variable `SLIPSTREAM_TARGE
 import argparse
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast, get_type_hints
 
 from slipstream.errors import InvalidConfig
@@ -95,3 +97,14 @@ def _convert(name: str, text: str, kind: type, check: Check | None) -> Any:
     if complaint:
         raise InvalidConfig(f"--{_flag(name)}: {text!r} {complaint}")
     return value
+
+
+def user_folder(environ: Mapping[str, str], variable: str, usual: str) -> Path:
+    """Where this user's programs keep what `variable` of the XDG base directories is for; `usual` is below the home
+    folder. Raises `InvalidConfig` for a user without one, as containers may have."""
+    if os.path.isabs(given := environ.get(variable, "")):
+        return Path(given)
+    try:
+        return Path.home() / usual
+    except RuntimeError:
+        raise InvalidConfig(f"this user has no home folder: set HOME, or {variable} to a folder") from None

@@ -26,6 +26,7 @@ from slipstream.cli.common import (
 )
 from slipstream.cli.views import printable
 from slipstream.client.async_captioner import AsyncCaptioner
+from slipstream.config import user_folder
 from slipstream.documents.pool import check_packages
 from slipstream.errors import InvalidConfig
 from slipstream.service_info import GatewayInfo, PeerInfo, Placement
@@ -217,9 +218,8 @@ def limit_flags(limits: Mapping[str, int | None]) -> Sequence[str]:
 
 
 def data_folder(environ: Mapping[str, str]) -> Path:
-    """Where this user's programs keep their data, as the XDG base directories say."""
-    given = environ.get("XDG_DATA_HOME", "")
-    return (Path(given) if os.path.isabs(given) else Path.home() / ".local" / "share") / "slipstream"
+    """Where this user's stacks keep theirs. Raises `InvalidConfig` where nobody knows."""
+    return user_folder(environ, "XDG_DATA_HOME", ".local/share") / "slipstream"
 
 
 async def _serve(options: StackOptions) -> None:

@@ -14,6 +14,7 @@ from slipstream.archive.messages import Job, JobKind, JobPart
 from slipstream.archive.passages import ExportedPassages
 from slipstream.archive.text_index import TextIndex, build_index
 from slipstream.client.archive_client import ArchiveClient
+from slipstream.config import user_folder
 from slipstream.errors import InvalidConfig, InvalidRequest
 from slipstream.objects.blocking import blocking_store, local_path, open_file, place_of
 from slipstream.objects.store import ObjectUrl, is_remote_object
@@ -23,9 +24,8 @@ _SQLITE = b"SQLite format 3\0"
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Where indexes lie that cannot lie beside what they are of, as the XDG base directories say."""
-    given = environ.get("XDG_CACHE_HOME", "")
-    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "slipstream" / "search"
+    """Where indexes lie that cannot lie beside what they are of. Raises `InvalidConfig` where nobody knows."""
+    return user_folder(environ, "XDG_CACHE_HOME", ".cache") / "slipstream" / "search"
 
 
 def index_exports(exports: Sequence[str], index: Path) -> TextIndex:

@@ -157,7 +157,7 @@ def _file_digest(given_up: threading.Event | None, path: Path) -> str:
 
 
 def _locate(ref: str) -> Path:
-    path = Path(ref).expanduser()
+    path = Path(os.path.expanduser(ref))  # as it is where nobody has that name
     if ref and path.is_dir():
         return path
     if ref and path.exists():

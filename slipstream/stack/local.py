@@ -103,12 +103,12 @@ class StackOptions:
     @property
     def is_pocket(self) -> bool:
         """Whether the target is a pocket model, which knows only moving shapes or synthetic pages."""
-        return Path(self.target_model).expanduser().resolve().is_relative_to(POCKET_DIR.parent)
+        return Path(os.path.expanduser(self.target_model)).resolve().is_relative_to(POCKET_DIR.parent)
 
     @property
     def is_pocket_reader(self) -> bool:
         """Whether the target is the pocket reader, which knows only synthetic pages."""
-        return Path(self.target_model).expanduser().resolve() == POCKET_READER
+        return Path(os.path.expanduser(self.target_model)).resolve() == POCKET_READER
 
     def devices_of(self, name: str) -> list[str]:
         """Of target or draft; the target may have several."""
@@ -207,7 +207,7 @@ def _folder_of(ref: Path | str) -> Path | None:
     """The folder of a checkpoint on this machine; None for a hub id, which the service itself looks up."""
     if _is_on_hub(ref):
         return None
-    folder = Path(ref).expanduser()
+    folder = Path(os.path.expanduser(ref))  # as it is where nobody has that name
     if (folder / "config.json").is_file():
         return folder
     raise ModelNotUsable(

@@ -50,6 +50,7 @@ def test_usage_errors_are_one_line(arguments: list[str], capsys: pytest.CaptureF
     ("arguments", "complaint"),
     [
         (["--target", "/nowhere"], "no checkpoint at /nowhere"),
+        (["--target", "~nobody-of-this-name/big"], "no checkpoint at ~nobody-of-this-name/big"),
         (["--pin", "--threads", "3"], "--pin needs --threads 1"),
         (["--formats", "old"], "unknown --formats 'old'; known: modern, archive, all"),
         (["--results-to", "s3://"], "--results-to: 's3://' names no bucket"),
@@ -68,6 +69,18 @@ def test_the_queue_is_kept_among_the_users_data(monkeypatch: pytest.MonkeyPatch,
     assert up.data_folder({}) == tmp_path / ".local/share/slipstream"
     assert up.data_folder({"XDG_DATA_HOME": "relative"}) == tmp_path / ".local/share/slipstream"
     assert up.data_folder({"XDG_DATA_HOME": "/data"}) == Path("/data/slipstream")
+
+
+@pytest.mark.parametrize("words", [["up", "--no-archive"], ["archive", "search", "car", "--in", "captions.jsonl"]])
+def test_a_user_without_a_home_folder_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a container that runs as a number that no account has."""
+    for name in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**30 + 1)
+    assert run(words) == 2
+    assert capsys.readouterr().err.startswith("slipstream: this user has no home folder: set HOME, or XDG_")
 
 
 def test_info_is_a_table_without_escape_codes(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
