@@ -199,6 +199,13 @@ def test_up_runs_until_a_signal(tmp_path: Path, number: int) -> None:
     assert list((tmp_path / "slipstream" / "redis").glob("appendonlydir/*"))
 
 
+def test_the_manual_tells_the_statuses_of_signals() -> None:
+    manual = (Path(__file__).resolve().parents[2] / "docs" / "operating.md").read_text()
+    told = manual.partition("## Exit status of the command line")[2].partition("## ")[0]
+    for name, number in (("Ctrl-C", signal.SIGINT), ("SIGTERM", signal.SIGTERM), ("SIGHUP", signal.SIGHUP)):
+        assert f"{128 + number} interrupted by {name}" in told or f"{128 + number} by {name}" in told
+
+
 def test_up_ends_as_it_is_told_where_nobody_hears_it(tmp_path: Path) -> None:
     """As when Ctrl-C also ends `tee`."""
     with _serving(tmp_path) as process:
