@@ -13,6 +13,9 @@ from slipstream.stack.process import LONGEST_SOCKET_PATH
 UNASSIGNED_PORTS = range(20_000, 30_000)
 """Linux gives none of these to a connection, or to whoever asks for any port."""
 PORT_TRIES = 50
+_dice = random.SystemRandom()
+"""Not the generator that programs seed, and forks share: several that start at once would all choose the same port, and
+be served by the stack of whoever came first."""
 _chosen: deque[int] = deque(maxlen=100)
 """Ports that were chosen of late: who is to listen there may not do so yet."""
 
@@ -32,7 +35,7 @@ def gateway_address(listen: str | None) -> str:
 def _free_port(host: str, port: int) -> int:
     """The port itself; for 0 one that is likely to be free still when the gateway has started."""
     family, reason = socket.AF_INET6 if ":" in host else socket.AF_INET, ""
-    free = (candidate for candidate in random.sample(UNASSIGNED_PORTS, PORT_TRIES) if candidate not in _chosen)
+    free = (candidate for candidate in _dice.sample(UNASSIGNED_PORTS, PORT_TRIES) if candidate not in _chosen)
     for candidate in [port] if port else free:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

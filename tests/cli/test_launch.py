@@ -2,7 +2,9 @@
 
 import json
 import os
+import random
 import socket
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from slipstream.cli import up
 from slipstream.cli.app import app
 from slipstream.cli.up import limit_flags, queue_options
 from slipstream.errors import InvalidConfig, ModelNotUsable
+from slipstream.stack import addresses
 from slipstream.stack.addresses import gateway_address
 from slipstream.stack.local import POCKET_DIR, POCKET_READER, StackOptions, check_options, service_argv
 from slipstream.stack.process import RunFolder
@@ -158,6 +161,16 @@ def test_gateway_addresses(tmp_path: Path) -> None:
     assert host == "127.0.0.1"
     assert int(port) > 0
     assert gateway_address(f"unix:{tmp_path}/g.sock") == f"unix:{tmp_path}/g.sock"
+
+
+def test_programs_that_start_from_the_same_seed_take_different_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As forks do. What one has chosen the others do not know."""
+    chosen = set()
+    for _ in range(3):
+        monkeypatch.setattr(addresses, "_chosen", deque())
+        random.seed(0)
+        chosen.add(gateway_address(None))
+    assert len(chosen) > 1
 
 
 @pytest.mark.parametrize("listen", ["5051", "localhost:", ":80", "127.0.0.1:99999", "unix:/nowhere/g.sock"])
