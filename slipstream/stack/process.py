@@ -27,6 +27,7 @@ PROBE_TIMEOUT_S = 2.0
 LOG_TAIL_BYTES = 64 * 1024
 
 _PROBE_OPTIONS = tuple((f"grpc.{bound}_reconnect_backoff_ms", 100) for bound in ("initial", "min", "max"))
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 async def start_child(argv: Sequence[str], env: Mapping[str, str], log: int) -> asyncio.subprocess.Process:
@@ -45,7 +46,7 @@ class ServiceProcess:
         self.address = address
         self.log_path = log_path
         self.starts = 0
-        self._env = dict(env)
+        self._env = {**env, **_safe_path()}
         self._log_start = 0
         self._child: asyncio.subprocess.Process | None = None
         self._serving_since: float | None = None
@@ -140,6 +141,13 @@ class ServiceProcess:
         if self._child is not None and self._child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)
+
+
+def _safe_path() -> dict[str, str]:
+    """`python -m` looks for modules in the folder that it is started in first: a `queue.py` of the user's would be
+    taken for Python's own. A checkout that is not installed is found nowhere else."""
+    here = Path(_PACKAGE.name)
+    return {} if here.exists() and here.samefile(_PACKAGE) else {"PYTHONSAFEPATH": "1"}
 
 
 class HttpProcess(ServiceProcess):

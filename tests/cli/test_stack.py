@@ -205,6 +205,15 @@ async def test_services_are_given_nothing_of_others(options: StackOptions, monke
     assert "SLIPSTREAM_TOKEN" not in told["gateway"] and "SLIPSTREAM_GATEWAY_LISTEN" in told["gateway"]
 
 
+async def test_modules_of_the_users_are_not_taken_for_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "timeit.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    argv = (sys.executable, "-m", "timeit", "-n", "1", "pass")
+    service = process.ServiceProcess("target", argv, "unix:none", tmp_path / "target.log", os.environ)
+    await service.start()
+    assert await service.wait_exit() == 0
+
+
 async def test_a_start_that_takes_too_long(options: StackOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.stack.local.PROGRESS_S", 0.4)
     told: list[str] = []
