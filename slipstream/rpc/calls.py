@@ -25,6 +25,7 @@ from slipstream.rpc.grpc_options import (
     ANSWERED_KEY,
     CHANNEL_OPTIONS,
     MAX_RECEIVE_OPTION,
+    NO_PROXY,
     REQUEST_ID_KEY,
     RETRY_AFTER_KEY,
     UNREADABLE_KEY,
@@ -41,6 +42,8 @@ _ATTEMPT = re.compile("(?:last error: [A-Z_]+: |^errors resolving )(.+)")
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 """Codes of no answer. CANCELLED is what a call gets that meets a server just as it closes; of calls that this side has
 cancelled nobody hears as failed."""
+_ANY_HOST = ("0.0.0.0:", "[::]:")
+"""Where a service of this machine may listen, and be called."""
 _ERRORS: dict[grpc.StatusCode, type[SlipstreamError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.OUT_OF_RANGE: LimitExceeded,
@@ -66,6 +69,8 @@ def open_channel(
     if max_receive_bytes is not None:
         options = [(name, value) for name, value in options if name != MAX_RECEIVE_OPTION]
         options.append((MAX_RECEIVE_OPTION, max_receive_bytes))
+    if is_local(address) or address.startswith(_ANY_HOST):
+        options.append(NO_PROXY)
     if security is None or address.startswith("unix:"):
         return grpc.aio.insecure_channel(address, options=options)
     if security.server_name:

@@ -39,6 +39,8 @@ MAX_CONCURRENT_STREAMS = 1024
 """Of one connection."""
 
 MAX_RECEIVE_OPTION = "grpc.max_receive_message_length"
+NO_PROXY = ("grpc.enable_http_proxy", 0)
+"""For what is on this machine: gRPC takes a proxy that the environment names for the way to it, too."""
 
 _COMMON = [
     (MAX_RECEIVE_OPTION, MAX_MESSAGE_BYTES),

@@ -19,6 +19,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from slipstream.errors import InvalidConfig, ServiceUnavailable, SlipstreamError
+from slipstream.rpc.grpc_options import NO_PROXY
 
 # -- process ----------------------------------------------------------------------------------------------------------
 
@@ -26,7 +27,7 @@ POLL_S = 0.05
 PROBE_TIMEOUT_S = 2.0
 LOG_TAIL_BYTES = 64 * 1024
 
-_PROBE_OPTIONS = tuple((f"grpc.{bound}_reconnect_backoff_ms", 100) for bound in ("initial", "min", "max"))
+_PROBE_OPTIONS = (NO_PROXY, *((f"grpc.{bound}_reconnect_backoff_ms", 100) for bound in ("initial", "min", "max")))
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 

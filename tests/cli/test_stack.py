@@ -214,6 +214,18 @@ async def test_modules_of_the_users_are_not_taken_for_pythons(tmp_path: Path, mo
     assert await service.wait_exit() == 0
 
 
+async def test_no_proxy_is_asked_the_way_to_this_machine(
+    options: StackOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    async with (
+        Stack(replace(options, draft_model=None)) as stack,
+        connect_async(stack.gateway_address) as captioner,
+    ):
+        assert (await captioner.info()).version == "9.9.9"
+
+
 async def test_a_start_that_takes_too_long(options: StackOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.stack.local.PROGRESS_S", 0.4)
     told: list[str] = []
