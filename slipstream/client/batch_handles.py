@@ -5,6 +5,7 @@ for job in batch.results():
     print(job.source, job.caption or job.error)
 """
 
+import asyncio
 import hashlib
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
@@ -242,6 +243,7 @@ class AsyncArchive:
 # -- synchronous ------------------------------------------------------------------------------------------------------
 
 ItemT = TypeVar("ItemT")
+ItemT_co = TypeVar("ItemT_co", covariant=True)
 
 
 class Run(Protocol):
@@ -252,29 +254,56 @@ class Run(Protocol):
         """Its result. An interrupted caller cancels it."""
 
 
+class Items(Protocol[ItemT_co]):
+    """What is read item by item: an asynchronous generator, or the like."""
+
+    def __anext__(self) -> Awaitable[ItemT_co]:
+        """The next item."""
+
+    async def aclose(self) -> None:
+        """Asks for no more. Fails while an item is waited for."""
+
+
 class BlockingItems(Generic[ItemT]):
     """An iterator that waits for each item. `close`, or dropping it as by `break`, ends the asking."""
 
-    def __init__(self, run: Run, items: AsyncGenerator[ItemT, None]) -> None:
+    def __init__(self, run: Run, items: Items[ItemT]) -> None:
         self._run = run
         self._items = items  # dropped with this object, it is closed by the loop that it belongs to
+        self._reading: asyncio.Task[Any] | None = None
+        self._is_closed = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> ItemT:
-        item = self._run(_next_or_none(self._items))
+        item = self._run(self._next_or_none())
         if item is None:
             raise StopIteration
         return item
 
     def close(self) -> None:
-        """Asks for no more."""
-        self._run(self._items.aclose())
+        """Asks for no more, also where another thread waits for the next item, which is then told that there is
+        none."""
+        self._run(self._end())
 
+    async def _next_or_none(self) -> ItemT | None:
+        self._reading = asyncio.current_task()
+        try:
+            return await anext(self._items, None)
+        except asyncio.CancelledError:
+            if self._is_closed:
+                return None
+            raise
+        finally:
+            self._reading = None
 
-async def _next_or_none(items: AsyncGenerator[ItemT, None]) -> ItemT | None:
-    return await anext(items, None)
+    async def _end(self) -> None:
+        self._is_closed = True
+        if self._reading is not None:  # a generator that runs cannot be closed
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+        await self._items.aclose()
 
 
 class BatchHandle:

@@ -6,8 +6,8 @@ import os
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from typing import Any, Generic, Self, TypeVar
+from collections.abc import Coroutine
+from typing import Any, Self, TypeVar
 
 from slipstream.client.async_captioner import (
     AsyncCaptioner,
@@ -19,7 +19,7 @@ from slipstream.client.async_captioner import (
     text_only,
     with_keywords,
 )
-from slipstream.client.batch_handles import Archive
+from slipstream.client.batch_handles import Archive, BlockingItems, Items
 from slipstream.client.caption_client import Video
 from slipstream.client.connection import FilePath, GatewayAddress
 from slipstream.client.document_client import DocumentCall, with_document_keywords
@@ -100,25 +100,11 @@ def _close_at_exit() -> None:
 # -- captioner --------------------------------------------------------------------------------------------------------
 
 
-class _Stream(Generic[ItemT]):
+class _Stream(BlockingItems[ItemT]):
     """What the background loop reads, item by item."""
 
-    def __init__(self, captioner: "Captioner", items: AsyncGenerator[ItemT, None] | AsyncCaptionStream[ItemT]) -> None:
-        self._captioner = captioner  # which would be closed with its last reference
-        self._items = items
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> ItemT:
-        items = run_in_background(_next_items(self._items))
-        if not items:
-            raise StopIteration
-        return items[0]
-
-    def close(self) -> None:
-        """Ends the work at the gateway, if it goes on."""
-        run_in_background(self._items.aclose())
+    def __init__(self, captioner: "Captioner", items: Items[ItemT]) -> None:
+        super().__init__(captioner._run, items)  # which holds the captioner: it would be closed with its last reference
 
     def __enter__(self) -> Self:
         return self
@@ -131,7 +117,7 @@ class CaptionStream(_Stream[ItemT]):
     """A caption while it is made: an iterator, and a context manager that ends the caption when it is left.
 
     The caption begins with the first item that is asked for. Dropping the stream, as by `break`, or `close` ends it at
-    the gateway. One thread at a time may read it.
+    the gateway. One thread at a time may read it, and any may close it.
     """
 
     def __init__(self, captioner: "Captioner", stream: AsyncCaptionStream[ItemT]) -> None:
@@ -151,15 +137,7 @@ class CaptionStream(_Stream[ItemT]):
 
 class DocumentStream(_Stream[ItemT]):
     """A document while it is read, or a film in segments: an iterator, and a context manager that ends the work when it
-    is left, as `close` does, and dropping it. One thread at a time may read it."""
-
-
-async def _next_items(stream: AsyncIterator[ItemT]) -> list[ItemT]:
-    """The next item; none at the end."""
-    try:
-        return [await anext(stream)]
-    except StopAsyncIteration:
-        return []
+    is left, as `close` does, and dropping it. One thread at a time may read it, and any may close it."""
 
 
 class Captioner:

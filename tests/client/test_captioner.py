@@ -7,6 +7,7 @@ import io
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -160,6 +161,17 @@ def test_the_end_of_a_stream_ends_the_caption(
     captioner: Captioner, gateway: FakeGateway, end: Callable[[Captioner], None]
 ) -> None:
     end(captioner)
+    assert gateway.cancelled.wait(60)
+
+
+def test_a_stream_is_closed_while_another_thread_reads_it(captioner: Captioner, gateway: FakeGateway) -> None:
+    stream = captioner.stream(HANG)
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(list, stream)
+        while not stream.text:
+            time.sleep(0.01)
+        stream.close()
+        assert [str(piece) for piece in reading.result(60)] == ["A red"]
     assert gateway.cancelled.wait(60)
 
 
