@@ -19,7 +19,7 @@ from slipstream.client.caption_client import (
     check_video,
     gateway_info,
 )
-from slipstream.client.connection import Connection, FilePath, GatewayAddress
+from slipstream.client.connection import Connection, FilePath, GatewayAddress, check_process
 from slipstream.client.document_client import DocumentCall, check_document, document_events, with_document_keywords
 from slipstream.client.film_client import FilmCall, film_events, segment_captions, with_film_keywords
 from slipstream.documents.reading import DocumentEvent, DocumentOptions, PageReading, page_readings
@@ -288,12 +288,15 @@ class AsyncCaptioner:
         return await gateway_info(await self.connection())
 
     async def connection(self) -> Connection:
-        """The open connection to the gateway; the stack is started if need be."""
+        """The open connection to the gateway; the stack is started if need be. Raises `InvalidRequest` where there can
+        be none: closed, in another event loop, in a fork."""
         async with self._opening:
             if self._is_closed:
                 raise InvalidRequest("this captioner is closed")
             if self._connection is None:
+                check_process()
                 self._connection = await self._open()
+            self._connection.check_loop()
             return self._connection
 
     async def _open(self) -> Connection:

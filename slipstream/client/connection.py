@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 import grpc
 
 from slipstream.config import is_port
-from slipstream.errors import InvalidConfig, ServiceUnavailable
+from slipstream.errors import InvalidConfig, InvalidRequest, ServiceUnavailable
 from slipstream.rpc.calls import open_channel, token_metadata
 from slipstream.rpc.tls import make_peer_security
 
@@ -68,6 +68,20 @@ def _check(address: str) -> None:
         raise InvalidConfig(f"{address!r} is no address of a gateway; give HOST:PORT or unix:PATH")
 
 
+_used_in: set[int] = set()
+"""Processes that have called a gateway: this one, and one that it is a fork of."""
+
+
+def check_process() -> None:
+    """Raises `InvalidRequest` in a fork, where no call would ever end: the threads of gRPC are its parent's."""
+    _used_in.add(os.getpid())
+    if len(_used_in) > 1:
+        raise InvalidRequest(
+            "this process is a fork of one that had a captioner open, and gRPC does not outlive a fork: start it by"
+            " 'spawn' (multiprocessing.get_context('spawn')), or open the first captioner behind the fork"
+        )
+
+
 @dataclass
 class Connection:
     """An open channel to a gateway, and what every call on it carries. An async context manager."""
@@ -76,6 +90,15 @@ class Connection:
     metadata: grpc.aio.Metadata = field(default_factory=grpc.aio.Metadata, repr=False)
     others: deque[grpc.aio.Channel] = field(default_factory=deque, repr=False)
     """To the gateways that stand in for this one."""
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop, init=False, repr=False)
+
+    def check_loop(self) -> None:
+        """Raises `InvalidRequest` where it was not opened."""
+        if self._loop is not asyncio.get_running_loop():
+            raise InvalidRequest(
+                "this captioner belongs to another event loop, or to the process that this one is a fork of: make one"
+                " here"
+            )
 
     def turn_from(self, lost: grpc.aio.Channel) -> None:
         """Calls go to the next gateway from now on, unless somebody else who lost this one has turned already."""

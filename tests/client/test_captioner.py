@@ -376,3 +376,30 @@ print(os.wait()[1], captioner.info().version)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "0 9.9.9\n"
+
+
+async def test_a_captioner_belongs_to_one_event_loop(gateway: FakeGateway) -> None:
+    async with slipstream.connect_async(gateway.address) as captioner:
+        with pytest.raises(InvalidRequest, match="another event loop"):
+            await asyncio.to_thread(asyncio.run, captioner.info())
+
+
+def test_a_fork_is_told_that_it_cannot_call(gateway: FakeGateway) -> None:
+    """Calls would wait for the threads of its parent for ever."""
+    script = f"""
+import os, slipstream
+connect = lambda: slipstream.connect({gateway.address!r})
+captioner = connect()
+if not os.fork():
+    for call in (captioner.info, connect):
+        try:
+            call()
+        except slipstream.errors.InvalidRequest as error:
+            print(error, flush=True)
+    os._exit(0)
+print(os.wait()[1], captioner.info().version)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    inherited, own, parents = done.stdout.splitlines()
+    assert "another event loop, or to the process" in inherited and "does not outlive a fork" in own
+    assert parents == "0 9.9.9"
