@@ -32,9 +32,10 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 async def start_child(argv: Sequence[str], env: Mapping[str, str], log: int) -> asyncio.subprocess.Process:
-    """A child in its own process group, so that a terminal's Ctrl-C reaches only the parent. `log`: a descriptor."""
+    """A child in its own session, so that a terminal's Ctrl-C reaches only the parent. `log`: a descriptor. A process
+    group alone would do, but the loops of uvloop, on which a captioner may run, know none."""
     return await asyncio.create_subprocess_exec(
-        *argv, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=env, process_group=0
+        *argv, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
     )
 
 

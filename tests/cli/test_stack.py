@@ -25,6 +25,7 @@ from slipstream.stack import local, process
 from slipstream.stack.local import Stack, StackOptions
 from slipstream.stack.process import RunFolder, ServiceProcess
 from tests.cli.fake_gateway import TEXT, good_video, hanging_video
+from tests.support.forked_services import START_AFRESH
 from tests.support.processes import our_children
 from tests.support.up_process import ROOT, Up, is_alive
 from tests.support.variants import one_in
@@ -203,6 +204,16 @@ async def test_services_are_given_nothing_of_others(options: StackOptions, monke
         told = {name: "\0".join(environment_of(process.pid)) for name, process in stack.processes.items()}
     assert not any("secret" in told[name] or "GATEWAY" in told[name] for name in ("target", "draft"))
     assert "SLIPSTREAM_TOKEN" not in told["gateway"] and "SLIPSTREAM_GATEWAY_LISTEN" in told["gateway"]
+
+
+async def test_uvloop_can_start_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loops refuse other keywords than these."""
+
+    async def start(*argv: str, **keywords: object) -> None:
+        assert set(keywords) <= {"stdin", "stdout", "stderr", "env", "cwd", "pass_fds", "start_new_session"}
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    await START_AFRESH([sys.executable], {}, 2)
 
 
 async def test_modules_of_the_users_are_not_taken_for_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
