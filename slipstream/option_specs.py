@@ -19,6 +19,10 @@ class _Unset:
     def __repr__(self) -> str:
         return "<default>"
 
+    def __reduce__(self) -> str:
+        """There is one, also where options are copied, or come from another process."""
+        return "UNSET"
+
 
 UNSET: Final = _Unset()
 

@@ -1,7 +1,10 @@
 """The table of caption options: held to the contract of the wire, to the command line and to the gateway's options."""
 
+import copy
 import dataclasses
 import inspect
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -115,3 +118,9 @@ def test_what_a_summary_and_a_receipt_repeat_are_options() -> None:
     assert echoed <= set(gateway_pb2.Summary.DESCRIPTOR.fields_by_name) & {spec.name for spec in OPTIONS}
     options = archive_pb2.Receipt.DESCRIPTOR.fields_by_name["options"].message_type
     assert options == gateway_pb2.CaptionOptions.DESCRIPTOR
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda options: pickle.loads(pickle.dumps(options))])  # noqa: S301
+def test_options_are_copied_and_sent_to_other_processes(copied: Callable[[CaptionOptions], CaptionOptions]) -> None:
+    options = CaptionOptions("What happens?", stop=(".",))
+    assert copied(options) == options and copied(options).given() == options.given()
