@@ -197,7 +197,7 @@ class CaptionBook:
         relative = self._relatives.get((kind.size, kind.settings), kind)
         costs = self._costs.get(kind, self._costs.get(relative, fresh)).fork()
         target = self._target_costs.get((kind.size, kind.load), fresh).fork()
-        costs.plain_token_s = target.plain_token_s
+        costs.plain_token_s, costs.reckoned_s = target.plain_token_s, target.reckoned_s
         if kind not in self._costs and target.plain_token_s.weight:
             costs.target_pass_s = target.target_pass_s
         if not gated:

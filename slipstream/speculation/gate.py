@@ -47,6 +47,9 @@ RECONSIDER = 6
 ENOUGH_SAMPLES = 3
 """Plain passes that must have been measured in this caption before their median counts."""
 RECENT_SAMPLES = 15
+FASTER = 0.75
+"""Once the target reckons that a plain pass takes no more than this share of what it reckoned of those that were
+measured, they are measured anew."""
 UNMEASURED_SHARE = 0.75
 """Of a target pass as speculation sees it (round trip and window included), a plain pass is taken to be this much."""
 
@@ -95,6 +98,8 @@ class Gate:
         """Of the whole caption, and of the stretch since the gate opened."""
         self._plain_samples: deque[float] = deque(maxlen=RECENT_SAMPLES)
         self._is_reckoned = False
+        self._reckoned_samples: deque[float] = deque(maxlen=RECENT_SAMPLES)
+        """What the target reckoned of a plain pass with each of the newest passes alone."""
         self._shortest_round_s = float("inf")
         self._num_left = RECONSIDER if self.closed else 0
         self._may_reconsider = True
@@ -163,7 +168,9 @@ class Gate:
             self._budget, self._rest, self._may_reconsider = 0.0, FIRST_REST, True
         if loss < -CREDIT:
             self._stretch.forget(CREDIT / -loss)
-        if loss > self._budget:
+        if self._is_outdated:
+            self._measure_anew()
+        elif loss > self._budget:
             self._close()
 
     def on_plain_pass(self, pass_s: float, company: Company = ALONE, *, in_batch: bool, undisturbed: bool) -> None:
@@ -192,14 +199,35 @@ class Gate:
                 account.settle(self.plain_s)
             self._is_reckoned = True
             self._plain_samples.clear()
-        if self._is_reckoned and company.plain_s > 0:
-            self._plain_samples.append(company.plain_s)
+        if company.plain_s <= 0:
+            return
+        (self._plain_samples if self._is_reckoned else self._reckoned_samples).append(company.plain_s)
+        if not self._costs.reckoned_s.weight:  # a target's first passes are too few for it to reckon
+            self._costs.reckoned_s.observe(company.plain_s)
 
     def _count(self, num_tokens: int, spent_s: float, *accounts: _Account) -> None:
         for account in accounts:
             account.add(num_tokens, spent_s)
             if self._is_reckoned:
                 account.settle(self._present_s)
+
+    @property
+    def _is_outdated(self) -> bool:
+        """The target has become faster since plain passes were measured. While the gate is open none are, and with too
+        long ones the slower way looks like the faster one for good."""
+        measured = self._costs.reckoned_s
+        if self._is_reckoned or not measured.weight or len(self._reckoned_samples) < RECONSIDER:
+            return False
+        return statistics.median(self._reckoned_samples) <= FASTER * measured.value
+
+    def _measure_anew(self) -> None:
+        """Forgets what plain passes took. What was spent until now is counted in those."""
+        for account in (self._stretch, self._caption):
+            account.settle(self.plain_s)
+        self._costs.plain_token_s.weight = self._costs.reckoned_s.weight = 0.0
+        self._plain_samples.clear()
+        self._may_reconsider = True
+        self._close()
 
     def _close(self) -> None:
         self.closed = True

@@ -170,6 +170,8 @@ class CostModel:
     """What a restart costs beside the draft's passes: two messages and the rollback."""
     plain_token_s: DecayedMean = field(default_factory=lambda: PassMean(0.05))
     """What one more plain pass costs where several are asked for at once, without a round trip, and no draft works."""
+    reckoned_s: DecayedMean = field(default_factory=lambda: DecayedMean(0.0))
+    """What the target reckoned of a plain pass when those were measured."""
     _accepted: float = 8.0
     _judged: float = 10.0
 

@@ -64,6 +64,8 @@ class UndraftedPasses:
         undisturbed = phase in (DraftPhase.ABSENT, DraftPhase.RESTING)
         if in_batch and undisturbed:
             self.costs.plain_token_s.observe(company.plain_s if company.is_shared else pass_s)
+            if company.plain_s > 0:
+                self.costs.reckoned_s.observe(company.plain_s)
         if self.gate is not None:
             self.gate.on_plain_pass(pass_s, company, in_batch=in_batch, undisturbed=undisturbed)
 

@@ -186,6 +186,37 @@ def test_a_draft_that_never_agrees_costs_a_logarithm(num_tokens: int) -> None:
     assert spent - done <= FIRST_BUDGET + 0.7 + (TRIAL_BUDGET + 0.7) * rests
 
 
+def _rounds(gate: Gate, num_tokens: int, plain_passes: float, plain_s: float, count: int) -> int:
+    """Rounds of so many plain passes, alone, while the target reckons that one takes `plain_s`; until the gate closes.
+    How many those were."""
+    company = Company(1, plain_s)
+    for number in range(count):
+        gate.on_round(num_tokens, plain_passes * plain_s, 0.0, company)
+        if gate.closed:
+            return number + 1
+    return count
+
+
+def test_a_target_that_has_become_faster_has_its_plain_passes_measured_anew() -> None:
+    gate = _gate()
+    assert _rounds(gate, 2, 1.0, PLAIN_S, 20) == 20
+    assert _rounds(gate, 1, 1.5, PLAIN_S / 2, 100) <= 15, "half a plain pass is lost with each, and looks like a gain"
+    assert gate.num_passes == RECONSIDER
+    for index in range(RECONSIDER):
+        gate.on_plain_pass(PLAIN_S / 2, Company(1, PLAIN_S / 2), in_batch=index > 0, undisturbed=True)
+    assert not gate.closed, "it has lost nothing that is known"
+    assert gate.plain_s == pytest.approx(PLAIN_S / 2)
+    assert _rounds(gate, 1, 1.5, PLAIN_S / 2, 100) <= 2 * CREDIT + 1
+    assert gate.loss > 0
+
+
+def test_a_target_that_stays_as_it_was_is_measured_once() -> None:
+    gate = _gate()
+    assert _rounds(gate, 3, 1.5, 0.8 * PLAIN_S, 200) == 200
+    assert _rounds(gate, 3, 1.5, PLAIN_S, 200) == 200
+    assert gate.num_closings == 0
+
+
 def test_in_company_a_round_is_held_against_plain_passes_of_all() -> None:
     """Its own plain passes are half the sessions', where they take turns: a round over both would look a loss."""
     gate = _gate()
