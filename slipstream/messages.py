@@ -177,6 +177,9 @@ class Speculation:
     gate_start: str = ""
     """What captions before this one said: open, trial, rest (no draft) or alone (not asked); see `gate.Start`."""
     gate_reason: str = ""
+    plain_token_s: float = 0.0
+    """Seconds of one more token by plain decoding, as this caption or those before it measured it: without a round
+    trip, and while no draft was at work."""
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     """Tokens of hints that became text, and those that were judged in vain, as often as they were."""

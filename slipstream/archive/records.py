@@ -391,9 +391,11 @@ def tallies(caption: Caption) -> Mapping[str, float]:
 
 
 def _plain_round_s(speculation: Speculation) -> float:
-    """Seconds of a plain pass as this caption measured it, or else as earlier ones did."""
-    plain = next((cost.round_s for cost in speculation.pass_costs if cost.window == 0), 0.0)
-    return plain or speculation.plain_pass_s or speculation.speed_ratio * speculation.draft_pass_s
+    """Seconds of a token by plain decoding. A pass without a window that waits for its turn between others has a round
+    trip that plain decoding has not, and a draft beside it: it counts where nothing else is known."""
+    own_s = next((cost.round_s for cost in speculation.pass_costs if cost.window == 0), 0.0)
+    known_s = speculation.plain_token_s if speculation.windows else own_s
+    return known_s or own_s or speculation.plain_pass_s or speculation.speed_ratio * speculation.draft_pass_s
 
 
 def _model_receipt(model: ModelInfo) -> ModelReceipt:

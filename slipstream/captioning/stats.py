@@ -192,6 +192,7 @@ class CaptionStats:
         plain_pass_s = plain.pass_s / max(plain.count, 1)
         draft_pass_s = self.draft_pass_s / max(self.draft_tokens, 1)
         single_pass_s = plain_pass_s or pipeline.costs.target_pass_s(0)
+        plain_token_s = pipeline.costs.plain_token_s
         return Speculation(
             passes=num_passes,
             windows=sum(tally.count for tally in windows),
@@ -213,6 +214,7 @@ class CaptionStats:
             gated_tokens=_num_gated_tokens(pipeline, opening),
             gate_start=opening.start,
             gate_reason=opening.reason,
+            plain_token_s=plain_token_s.value if plain_token_s.weight else 0.0,
             accepted_prediction_tokens=self.hints_accepted,
             rejected_prediction_tokens=self.hints_rejected,
             pass_costs=tuple(

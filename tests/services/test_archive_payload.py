@@ -220,5 +220,9 @@ def test_tallies_are_fields_of_the_totals_and_plain_time_is_what_was_measured() 
     assert set(counted) - marks == names - marks - {"reused", "pages", "segments", "shared", "skipped"}
     assert tallies(Caption("a cat", 2, None, shared=SharedFrom("job", 3, 4.5))) == {"shared": 1}
     assert tallies(Caption("", 0, None, skipped="black")) == {"skipped": 1}
+    windowed = replace(speculation, passes=3, windows=2, plain_token_s=0.2)
+    assert tallies(Caption("", 11, None, speculation=windowed))["plain_generate_s"] == 2.0, "no round trip a token"
+    plain = replace(speculation, passes=10, plain_token_s=0.2)
+    assert tallies(Caption("", 11, None, speculation=plain))["plain_generate_s"] == 5.0, "which is its own time"
     unmeasured = Speculation(speed_ratio=4.0, draft_pass_s=0.1)
     assert tallies(Caption("", 3, None, speculation=unmeasured))["plain_generate_s"] == pytest.approx(0.8)

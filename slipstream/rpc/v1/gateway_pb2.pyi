@@ -374,7 +374,7 @@ class Timings(_message.Message):
     def __init__(self, decode_s: _Optional[float] = ..., target_encode_s: _Optional[float] = ..., target_prefill_s: _Optional[float] = ..., draft_encode_s: _Optional[float] = ..., draft_guidance_s: _Optional[float] = ..., draft_prune_s: _Optional[float] = ..., draft_prefill_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., draft_ready_s: _Optional[float] = ..., generate_s: _Optional[float] = ..., total_s: _Optional[float] = ..., longest_gap_s: _Optional[float] = ..., resumptions: _Optional[int] = ..., resume_s: _Optional[float] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("passes", "windows", "judged", "accepted", "restarts", "drafts_lost", "tau", "mean_accepted_length", "target_pass_s", "plain_pass_s", "draft_pass_s", "speed_ratio", "kept_tokens", "guidance_bytes", "kept_digest", "held_s", "pass_costs", "gate_closings", "gated_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens", "gate_start", "gate_reason")
+    __slots__ = ("passes", "windows", "judged", "accepted", "restarts", "drafts_lost", "tau", "mean_accepted_length", "target_pass_s", "plain_pass_s", "draft_pass_s", "speed_ratio", "kept_tokens", "guidance_bytes", "kept_digest", "held_s", "pass_costs", "gate_closings", "gated_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens", "gate_start", "gate_reason", "plain_token_s")
     PASSES_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     JUDGED_FIELD_NUMBER: _ClassVar[int]
@@ -398,6 +398,7 @@ class Speculation(_message.Message):
     REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GATE_START_FIELD_NUMBER: _ClassVar[int]
     GATE_REASON_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     passes: int
     windows: int
     judged: int
@@ -421,7 +422,8 @@ class Speculation(_message.Message):
     rejected_prediction_tokens: int
     gate_start: str
     gate_reason: str
-    def __init__(self, passes: _Optional[int] = ..., windows: _Optional[int] = ..., judged: _Optional[int] = ..., accepted: _Optional[int] = ..., restarts: _Optional[int] = ..., drafts_lost: _Optional[int] = ..., tau: _Optional[float] = ..., mean_accepted_length: _Optional[float] = ..., target_pass_s: _Optional[float] = ..., plain_pass_s: _Optional[float] = ..., draft_pass_s: _Optional[float] = ..., speed_ratio: _Optional[float] = ..., kept_tokens: _Optional[int] = ..., guidance_bytes: _Optional[int] = ..., kept_digest: _Optional[str] = ..., held_s: _Optional[float] = ..., pass_costs: _Optional[_Iterable[_Union[PassCost, _Mapping]]] = ..., gate_closings: _Optional[int] = ..., gated_tokens: _Optional[int] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ..., gate_start: _Optional[str] = ..., gate_reason: _Optional[str] = ...) -> None: ...
+    plain_token_s: float
+    def __init__(self, passes: _Optional[int] = ..., windows: _Optional[int] = ..., judged: _Optional[int] = ..., accepted: _Optional[int] = ..., restarts: _Optional[int] = ..., drafts_lost: _Optional[int] = ..., tau: _Optional[float] = ..., mean_accepted_length: _Optional[float] = ..., target_pass_s: _Optional[float] = ..., plain_pass_s: _Optional[float] = ..., draft_pass_s: _Optional[float] = ..., speed_ratio: _Optional[float] = ..., kept_tokens: _Optional[int] = ..., guidance_bytes: _Optional[int] = ..., kept_digest: _Optional[str] = ..., held_s: _Optional[float] = ..., pass_costs: _Optional[_Iterable[_Union[PassCost, _Mapping]]] = ..., gate_closings: _Optional[int] = ..., gated_tokens: _Optional[int] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ..., gate_start: _Optional[str] = ..., gate_reason: _Optional[str] = ..., plain_token_s: _Optional[float] = ...) -> None: ...
 
 class PassCost(_message.Message):
     __slots__ = ("window", "count", "pass_s", "round_s")
