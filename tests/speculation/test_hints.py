@@ -14,7 +14,7 @@ from slipstream.speculation.hints.draft_tree import Candidate, TreeLimits, grow_
 from slipstream.speculation.hints.index import BREAK, MAX_LOOKED_AT, HintIndex
 from slipstream.speculation.hints.strategies import WINDOW, HintStrategy, Lookup, Resynchronising, Windowed
 from slipstream.speculation.hints.tolerance import Rating, Tolerance, ToleranceRule, accept_tolerantly
-from slipstream.speculation.protocol import TokenTree
+from slipstream.speculation.protocol import ROOT, TokenTree
 from tests.support.hint_schedules import LIES, STRATEGIES, Arrival, HintSchedule, play, random_schedule
 
 ARRIVALS = st.builds(Arrival, st.integers(0, 40), st.sampled_from(LIES), st.integers(0, 2**30))
@@ -151,12 +151,24 @@ def test_an_index_knows_every_place() -> None:
     index = HintIndex((3,), 100)
     index.add([1, 2, 3, 4, 1, 2, 3, 5])
     index.add([2, 1, 2, 3])
-    assert [index.token(place) for place in index.places((1, 2, 3))] == [4, 5, BREAK]
+    assert [index.token(place) for place in index.places((1, 2, 3))] == [4, 5], "where a text ends none goes on"
     assert index.places((3, 5, 2)) == (), "no n-gram reaches over two texts"
     index.extend([9])
     assert [index.token(place) for place in index.places((1, 2, 3))] == [4, 5, 9]
     assert index.next_head(index.heads[0]) == index.heads[1] and index.next_head(index.heads[1]) is None
     assert index.token(-5) == index.token(10_000) == BREAK
+
+
+def test_a_text_that_ends_where_the_answer_stands_hides_none_that_goes_on() -> None:
+    """Of pieces that overlap, the one with the longest match ends there."""
+    answer = list(range(10, 40))
+    strategy = Resynchronising(100)
+    for first in range(len(answer) - 5):
+        strategy.add(answer[first : first + 6])
+    for place, token in enumerate(answer[:-6]):
+        strategy.commit([token])
+        tree = strategy.propose(TreeLimits(8, 8))
+        assert place == 0 or (tree is not None and tree.child(ROOT, answer[place + 1]) is not None)
 
 
 def test_the_longest_match_nearest_to_the_cursor_comes_first() -> None:

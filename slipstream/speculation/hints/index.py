@@ -30,7 +30,7 @@ class HintIndex:
         """Where each text begins, ascending."""
         self._vocab_size = vocab_size
         self._places: dict[tuple[int, ...], list[int]] = {}
-        """By n-gram, the places behind it, ascending."""
+        """By n-gram, the places behind it that have a token, ascending."""
 
     def add(self, token_ids: Sequence[int]) -> None:
         """One more text, behind the others."""
@@ -41,18 +41,25 @@ class HintIndex:
     def extend(self, token_ids: Sequence[int]) -> None:
         """The text that was added last goes on."""
         for token in token_ids:
-            self.tokens.append(token if 0 <= token < self._vocab_size else BREAK)
-            for size in self.sizes:
-                gram = tuple(self.tokens[-size:])
-                if len(gram) == size and BREAK not in gram:
-                    self._places.setdefault(gram, []).append(len(self.tokens))
+            if 0 <= token < self._vocab_size:
+                self._note_place()
+                self.tokens.append(token)
+            else:
+                self.tokens.append(BREAK)
+
+    def _note_place(self) -> None:
+        """A token comes here. Where a text ends nothing does: that is no place to go on from, and is not noted."""
+        for size in self.sizes:
+            gram = tuple(self.tokens[-size:])
+            if len(gram) == size and BREAK not in gram:
+                self._places.setdefault(gram, []).append(len(self.tokens))
 
     def token(self, place: int) -> int:
         """The token there; `BREAK` where no text has one."""
         return self.tokens[place] if 0 <= place < len(self.tokens) else BREAK
 
     def places(self, gram: Sequence[int]) -> Sequence[int]:
-        """All places behind this n-gram, ascending. Its length is one of `sizes`."""
+        """All places behind this n-gram where a text goes on, ascending. Its length is one of `sizes`."""
         return self._places.get(tuple(gram), ())
 
     def longest(self, text: Sequence[int], near: int, *, at_most: int, num_places: int) -> tuple[int, list[int]]:

@@ -174,8 +174,6 @@ class Lookup:
         self._index.add(prompt)
         self._experience = Experience(self._index)
         self._text: list[int] = list(prompt)[-LONGEST_MATCH:]
-        self._latest: list[int] = []
-        """The last token, which is not indexed yet: the end of the text is no place that it goes on from."""
 
     def add(self, token_ids: Sequence[int], *, goes_on: bool = False) -> None:
         raise TypeError("prompt lookup takes no hints")
@@ -183,8 +181,7 @@ class Lookup:
     def commit(self, token_ids: Sequence[int]) -> None:
         self._experience.learn(self._guesses(), token_ids)
         self._text = [*self._text, *token_ids][-LONGEST_MATCH:]
-        self._index.extend([*self._latest, *token_ids[:-1]])
-        self._latest = list(token_ids[-1:])
+        self._index.extend(token_ids)
 
     def propose(self, limits: TreeLimits) -> TokenTree | None:
         return grow_tree(self._index, self._experience.candidates(self._guesses()), limits)
