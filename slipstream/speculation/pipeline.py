@@ -264,6 +264,7 @@ class Pipeline:
             self.costs.observe_window(num_accepted, depth)
             self.num_accepted += num_accepted
             self.num_judged += min(num_accepted + 1, depth)
+            self.num_deaths += kind is PassKind.SELF and num_accepted < depth  # each of its windows is a line
         if kind is PassKind.SPECULATIVE and isinstance(self.costs, TreeCosts):
             self.costs.observe_round(len(tokens), round_s + held_s)
         if self.gate is not None and kind is PassKind.SPECULATIVE:

@@ -23,12 +23,14 @@ def test_rounds_follow_each_other_without_being_asked_for() -> None:
     last = pipeline.on_verdict(Verdict(4, 3, drafted=(1, 2, 1, 2)))
     assert last == [Commit((1, 2, 1, 2, 3), 4), JudgeWindow((), 3, self_draft=4)]
     assert (pipeline.num_accepted, pipeline.num_judged) == (6, 3 + 1 + 4)
+    assert pipeline.num_deaths == 2, "the last of three was right to its end"
 
 
 def test_the_text_ends_inside_a_round() -> None:
     pipeline = drafting_itself()
     verdict = Verdict(2, None, FinishReason.STOP, drafted=(6, 0))
     assert pipeline.on_verdict(verdict) == [Commit((6, 0), 2), Finish(FinishReason.STOP)]
+    assert pipeline.num_deaths == 0
     with pytest.raises(ProtocolViolation):
         pipeline.on_verdict(Verdict(0, 9))
 
