@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
@@ -29,6 +29,10 @@ _CODES = ("F8", "F6", "F4", "I8", "U8", "I4", "U4")
 """How kinds of numbers begin, as safetensors names them, that stand for weights and are none."""
 _MAX_HEADER_BYTES = 100_000_000
 """Of a file of safetensors, as its own library has it."""
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
+"""What reading a header raises that is none."""
+_SAMPLE_BYTES = 64
+"""Of a weight, which another training has left no two of alike."""
 _BLOCK_BYTES = 1024**2
 """Of a file that is digested, before it is asked whether that is still wanted."""
 _POINTER = b"version https://git-lfs"
@@ -109,6 +113,12 @@ class Checkpoint:
         others, whatever the configuration says or does not."""
         return sum(_num_weights(self.ref, file) for file in self.path.glob("*.safetensors"))
 
+    def sample(self) -> str:
+        """SHA-256 over the configuration and a few bytes of each weight: what tells checkpoints apart without reading
+        them, however the weights are spread over files."""
+        found = sorted(line for file in self.path.glob("*.safetensors") for line in _sampled(file))
+        return hashlib.sha256(json.dumps([self.config, found], sort_keys=True).encode()).hexdigest()
+
     def revision(self, given_up: threading.Event | None = None) -> str:
         """SHA-256 over the names and digests of all files that the model is made from.
 
@@ -126,18 +136,41 @@ class Checkpoint:
 
 def _num_weights(ref: str, file: Path) -> int:
     """0 where the header cannot be read, as then loading says why."""
-    with file.open("rb") as opened:
-        size = int.from_bytes(opened.read(8), "little")
-        try:
-            header = json.loads(opened.read(min(size, _MAX_HEADER_BYTES)))
-            entries = [entry for name, entry in header.items() if name != "__metadata__"]
-            kinds = {str(entry["dtype"]) for entry in entries}
-            num_weights = sum(int(math.prod(entry["shape"])) for entry in entries)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return 0
+    try:
+        with file.open("rb") as opened:
+            entries = _read_entries(opened).values()
+        kinds = {str(entry["dtype"]) for entry in entries}
+        num_weights = sum(int(math.prod(entry["shape"])) for entry in entries)
+    except _UNREADABLE:
+        return 0
     if codes := sorted(kind for kind in kinds if kind.startswith(_CODES)):
         raise _quantised(ref, ", ".join(codes))
     return num_weights
+
+
+def _sampled(file: Path) -> list[str]:
+    """A line for each weight of a file. None where they cannot be found, as then loading says why."""
+    try:
+        with file.open("rb") as opened:
+            entries = _read_entries(opened)
+            start = opened.tell()
+            return [_sample_of(name, entry, opened, start) for name, entry in entries.items()]
+    except _UNREADABLE:
+        return []
+
+
+def _sample_of(name: str, entry: Mapping[str, Any], opened: BinaryIO, start: int) -> str:
+    first, end = entry["data_offsets"]
+    middle = (first + end) // 2
+    opened.seek(start + middle)
+    return f"{name} {entry['dtype']} {entry['shape']} {opened.read(min(_SAMPLE_BYTES, end - middle)).hex()}"
+
+
+def _read_entries(opened: BinaryIO) -> dict[str, Any]:
+    """What a file tells of its weights, by name; the weights themselves follow where it has been read to."""
+    size = int.from_bytes(opened.read(8), "little")
+    header = json.loads(opened.read(min(size, _MAX_HEADER_BYTES)))
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}
 
 
 def _file_digest(given_up: threading.Event | None, path: Path) -> str:

@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from slipstream import __version__
 from slipstream.documents.surfaces import CONFIG_KEY, SURFACES
 from slipstream.engine.attention import IMPLEMENTATION
 from slipstream.engine.checkpoint import Checkpoint
@@ -92,6 +93,7 @@ def load_model(
         make_adapter = _family(checkpoint)
         _check_room(checkpoint, torch_dtype, torch_device, size)
     if group is not None:
+        group.compare(_shared_facts(checkpoint, torch_dtype, strict_width))
         group.connect(torch_device)
     with _digested(checkpoint, group) as revision:
         try:
@@ -125,6 +127,13 @@ def _opened(ref: str, size: int) -> Checkpoint:
     if size > 1:
         check_checkpoint(ref, size)
     return checkpoint
+
+
+def _shared_facts(checkpoint: Checkpoint, dtype: torch.dtype, strict_width: int) -> dict[str, str]:
+    """What the ranks of one model must have alike: each of `torchrun` has its own command line, and its own files."""
+    kind = str(dtype).removeprefix("torch.")
+    sample = checkpoint.sample()[:12]
+    return {"release": __version__, "checkpoint": sample, "dtype": kind, "strict width": str(strict_width)}
 
 
 def _hand_over_logs() -> None:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import socket
 import sys
 import threading
@@ -14,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.distributed import HashStore, TCPStore
 
 from slipstream.engine import load_model, startup
@@ -131,6 +133,57 @@ def test_ranks_of_torchrun_meet_before_one_looks_at_the_checkpoint(
     group: Any = SimpleNamespace(size=3, rank=0, checked=contextlib.nullcontext)
     with pytest.raises(ModelNotUsable, match="3 ranks cannot share"):
         load_model(str(checkpoint), group=group)
+
+
+def facts_of(checkpoint: Path, **options: Any) -> dict[str, str]:
+    """What a rank tells of itself before anything is loaded."""
+    told: list[dict[str, str]] = []
+
+    def connect(device: torch.device) -> None:
+        raise ModelNotUsable("that is all")
+
+    group: Any = SimpleNamespace(size=2, rank=1, checked=contextlib.nullcontext, compare=told.append, connect=connect)
+    with pytest.raises(ModelNotUsable, match="that is all"):
+        load_model(str(checkpoint), group=group, **options)
+    return told[0]
+
+
+def compare(own: dict[str, str], theirs: dict[str, str]) -> None:
+    """At rank 0, beside a rank 1."""
+    leader = Leader(2, HashStore(), lambda error: None)
+    leader._answers.put((1, {"said": theirs}))
+    try:
+        leader.compare(own)
+    finally:
+        leader.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "bfloat16"}, r"another dtype than rank 0 \(bfloat16, not float32\)"),
+        ({"strict_width": 8}, r"another strict width than rank 0 \(8, not 0\)"),
+    ],
+)
+def test_ranks_that_were_started_otherwise(checkpoint: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelNotUsable, match=f"rank 1 of 2 has {message}; start all ranks with the same options"):
+        compare(facts_of(checkpoint), facts_of(checkpoint, **options))
+
+
+def test_a_rank_of_another_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+    """Of the same sizes, one weight of which was trained further: without a word all texts would be nonsense."""
+    same, other = (shutil.copytree(checkpoint, tmp_path / name) for name in ("same", "other"))
+    weights = load_file(checkpoint / "model.safetensors")
+    (same / "model.safetensors").unlink()
+    for number, name in enumerate(weights):
+        save_file({name: weights[name]}, same / f"model-{number}.safetensors")
+    index = {"weight_map": {name: f"model-{number}.safetensors" for number, name in enumerate(weights)}}
+    (same / "model.safetensors.index.json").write_text(json.dumps(index))
+    compare(facts_of(checkpoint), facts_of(same))
+    changed = next(name for name in weights if name.endswith("layers.1.self_attn.q_proj.weight"))
+    save_file(weights | {changed: weights[changed] * 1.01}, other / "model.safetensors")
+    with pytest.raises(ModelNotUsable, match=r"rank 1 of 2 has another checkpoint than rank 0 \(\w{12}, not \w{12}\)"):
+        compare(facts_of(checkpoint), facts_of(other))
 
 
 def test_a_rank_that_dies_while_it_starts(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

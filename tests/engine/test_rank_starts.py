@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -121,6 +121,9 @@ class Alone(Group):
     """One that no other rank belongs to."""
 
     def connect(self, device: torch.device) -> None:
+        pass
+
+    def compare(self, facts: Mapping[str, str]) -> None:
         pass
 
     def _tell(self, failure: str) -> None:

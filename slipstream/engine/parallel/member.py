@@ -3,6 +3,7 @@
 import json
 import os
 import queue
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -42,6 +43,9 @@ class Member(Group):
     def say(self, said: Any) -> None:
         """For `Leader.gather`."""
         self._link.send({"said": said})
+
+    def compare(self, facts: Mapping[str, str]) -> None:
+        self.say(facts)
 
     def computing(self) -> AbstractContextManager[None]:
         """Around a recorded step, whose sums wait for the other ranks for as long as those take: this rank ends when

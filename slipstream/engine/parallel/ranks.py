@@ -125,6 +125,11 @@ class Group(ABC):
         )
 
     @abstractmethod
+    def compare(self, facts: Mapping[str, str]) -> None:
+        """Of this rank, by their names; all ranks call it. Raises `ModelNotUsable`, which ends all, where they differ:
+        shares of two models would compute nonsense together, and say nothing of it."""
+
+    @abstractmethod
     def _give_up(self, why: str) -> None:
         """Ends this rank, of which a thread waits for ever."""
 
@@ -211,6 +216,15 @@ class Leader(Group):
             if self.loss is None:
                 raise
             raise ModelNotUsable(f"{self.loss}; {error}") from error  # what it waited for in vain
+
+    def compare(self, facts: Mapping[str, str]) -> None:
+        for rank, theirs in enumerate(self.gather(facts)):
+            for name, own in facts.items():
+                if (other := theirs.get(name)) != own:
+                    raise ModelNotUsable(
+                        f"rank {rank} of {self.size} has another {name} than rank 0 ({other}, not {own}); start all"
+                        " ranks with the same options, and give them the same files"
+                    )
 
     def _tell(self, failure: str) -> None:
         """Hears all others, and has them go on. Of its own failure they hear by its end."""
