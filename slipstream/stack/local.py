@@ -164,9 +164,10 @@ def service_argv(options: StackOptions, name: str, addresses: Mapping[str, str])
 
 def service_environment(name: str, given: Mapping[str, str]) -> dict[str, str]:
     """What a service of this name is given: not the token that its user sends, nor the options of other services, which
-    may hold the queue's password."""
+    may hold the queue's password, nor that this process is a rank of `torchrun`, as its models are none."""
     foreign = tuple(f"SLIPSTREAM_{other.upper()}_" for other in _default_modules() if other != name)
-    return {key: value for key, value in given.items() if key != TOKEN_VARIABLE and not key.startswith(foreign)}
+    unwanted = (TOKEN_VARIABLE, "RANK")
+    return {key: value for key, value in given.items() if key not in unwanted and not key.startswith(foreign)}
 
 
 def _with_http_folder(options: StackOptions, folder: Path) -> StackOptions:

@@ -237,6 +237,12 @@ async def test_no_proxy_is_asked_the_way_to_this_machine(
         assert (await captioner.info()).version == "9.9.9"
 
 
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_models_of_a_rank_of_torchrun_are_no_ranks(name: str) -> None:
+    """As where `torchrun` starts a program on each GPU that captions its part of the videos."""
+    assert local.service_environment(name, {"RANK": "1", "PATH": "/bin"}) == {"PATH": "/bin"}
+
+
 async def test_a_start_that_takes_too_long(options: StackOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.stack.local.PROGRESS_S", 0.4)
     told: list[str] = []
