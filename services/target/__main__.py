@@ -11,7 +11,7 @@ import grpc
 
 from slipstream.config import between, option, parse_config
 from slipstream.engine.parallel.follower import run_follower
-from slipstream.engine.parallel.ranks import rank_here
+from slipstream.engine.parallel.ranks import RankOrder, rank_here
 from slipstream.engine.prefix_cache import share_of_keys
 from slipstream.engine.startup import ModelServiceConfig, rank_order, start_model
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
@@ -130,13 +130,18 @@ async def setup(
     return close
 
 
+def _follower_order() -> RankOrder:
+    """What every rank is told the same. Raises `InvalidConfig`."""
+    config = parse_config(TargetConfig, "target", sys.argv[1:], os.environ)
+    return rank_order(config, config.told_width)
+
+
 def main() -> None:
     """Serves; as a rank of `torchrun` other than 0, holds a share of the model for the one that does."""
     if rank_here():
         log_all_output()
         configure_logs("target")
-        config = parse_config(TargetConfig, "target", sys.argv[1:], os.environ)
-        run_follower(rank_order(config, config.told_width))
+        run_follower(_follower_order)
     run_service("target", TargetConfig, setup, SERVES)
 
 

@@ -89,8 +89,8 @@ class ModelServiceConfig(ServiceOptions):
         if rank_here() is not None:
             if self.gpus or self.ranks > 1:
                 raise InvalidConfig("torchrun says which ranks there are; leave out --gpus and --ranks")
-            device = f"cuda:{os.environ['LOCAL_RANK']}" if self.device.startswith("cuda") else self.device
-            return (device,) * int(os.environ["WORLD_SIZE"])
+            device = f"cuda:{_told_by_torchrun('LOCAL_RANK')}" if self.device.startswith("cuda") else self.device
+            return (device,) * _told_by_torchrun("WORLD_SIZE")
         if not self.gpus:
             if self.ranks > 1 and self.device != "cpu":
                 raise InvalidConfig("--ranks shares a model on the CPU; name the GPUs instead, such as --gpus 0,1")
@@ -178,6 +178,14 @@ class ModelServiceConfig(ServiceOptions):
             os.sched_setaffinity(0, {self.cpu})
         except OSError:
             raise InvalidConfig(f"--cpu {self.cpu}: this machine has no such core for us") from None
+
+
+def _told_by_torchrun(name: str) -> int:
+    """Raises `InvalidConfig` where it, or whatever else has said which rank this is, has not said that."""
+    value = os.environ.get(name, "")
+    if not value.isdecimal():
+        raise InvalidConfig(f"RANK is set, as torchrun sets it, and {name} is not; start with torchrun, or unset RANK")
+    return int(value)
 
 
 # -- warmup -----------------------------------------------------------------------------------------------------------

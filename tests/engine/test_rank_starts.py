@@ -1,14 +1,17 @@
 """How the ranks of a model come up: one of them late, and on CPUs of a machine that has GPUs as well."""
 
+import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch.distributed import HashStore
 
 from slipstream.engine import load_model, loading
@@ -16,6 +19,8 @@ from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.parallel import ranks
 from slipstream.engine.parallel.ranks import Group
 from slipstream.engine.parallel.shards import shards_on
+from slipstream.errors import InvalidConfig
+from slipstream.services.target import __main__ as target
 from tests.engine.test_ranks import greedy, prefilled, start
 from tests.support.tiny_checkpoint import write_tiny_llava
 
@@ -115,6 +120,34 @@ def test_ranks_on_gpus_shard_there(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("cpu", "cuda"):
         with shards_on(torch.device(name)):
             assert torch._C._get_accelerator().type == name
+
+
+@pytest.mark.parametrize(
+    ("told", "words", "error"),
+    [
+        ({}, (), "RANK is set, as torchrun sets it, and WORLD_SIZE is not"),
+        ({"WORLD_SIZE": "2"}, ("--device", "cuda"), "RANK is set, as torchrun sets it, and LOCAL_RANK is not"),
+        ({"WORLD_SIZE": "2"}, ("--gpus", "0,1"), "torchrun says which ranks there are; leave out --gpus"),
+        ({"WORLD_SIZE": "2"}, ("--gpu", "0"), "unrecognized arguments"),
+    ],
+)
+def test_a_rank_that_cannot_be_configured_says_so(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, str], words: Sequence[str], error: str
+) -> None:
+    """In a sentence, as rank 0 does."""
+    for name in ("WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (told | {"RANK": "1"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["target", "--model", "m", "--listen", "unix:/x", *words])
+    monkeypatch.setattr(target, "log_all_output", lambda: None)
+    monkeypatch.setattr(target, "configure_logs", lambda name: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with capture_logs() as logs, pytest.raises(SystemExit) as ended:
+        target.main()
+    assert ended.value.code == InvalidConfig.exit_code
+    assert logs[0]["event"] == "rank.failed" and logs[0]["error"].startswith(error)
 
 
 class Alone(Group):

@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
@@ -216,12 +216,12 @@ def follow(order: RankOrder) -> None:
         follower.do(member.records.get())
 
 
-def run_follower(order: RankOrder) -> NoReturn:
+def run_follower(told: Callable[[], RankOrder]) -> NoReturn:
     """The body of a follower's process. Exits with the status of what went wrong; rank 0 ends it without a word."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for rank 0, which stops in good order
     status = 1
     try:
-        follow(order)
+        follow(told())
     except SlipstreamError as error:
         status = error.exit_code
         get_logger().error("rank.failed", error=str(error))
@@ -240,7 +240,7 @@ def main() -> None:
     log_all_output()
     configure_logs("target")
     told = json.loads(sys.argv[1])
-    run_follower(RankOrder(**told | {"devices": tuple(told["devices"])}))
+    run_follower(lambda: RankOrder(**told | {"devices": tuple(told["devices"])}))
 
 
 if __name__ == "__main__":
