@@ -1,8 +1,11 @@
 """How the ranks of a model come up: one of them late, and on CPUs of a machine that has GPUs as well."""
 
+import json
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +20,8 @@ from torch.distributed import HashStore
 from slipstream.engine import load_model, loading
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.parallel import ranks
-from slipstream.engine.parallel.ranks import Group
+from slipstream.engine.parallel.links import connect
+from slipstream.engine.parallel.ranks import Group, Leader
 from slipstream.engine.parallel.shards import shards_on
 from slipstream.errors import InvalidConfig
 from slipstream.services.target import __main__ as target
@@ -120,6 +124,28 @@ def test_ranks_on_gpus_shard_there(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("cpu", "cuda"):
         with shards_on(torch.device(name)):
             assert torch._C._get_accelerator().type == name
+
+
+@pytest.mark.parametrize("reached_at", ["127.0.0.1", "::1"])
+def test_a_machine_is_found_by_a_name_that_leads_elsewhere_from_itself(reached_at: str) -> None:
+    """To loopback, on Debian; behind a translated address, to none of its own."""
+    if reached_at == "::1" and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    store = HashStore()
+    leader = Leader(2, store, lambda error: None)
+    meeting = threading.Thread(target=leader.meet, args=("node0.invalid",))
+    meeting.start()
+    host, port, token = json.loads(store.get("leader"))
+    member = connect((reached_at, port), {"rank": 1, "token": token}, 10)
+    meeting.join()
+    assert host == "node0.invalid" and list(leader._links) == [1]
+    member.close(), leader.close()
+
+
+def test_ranks_of_one_machine_meet_on_loopback() -> None:
+    told = {"MASTER_ADDR": "node0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
+    assert ranks._host_for_others(told) == "node0"
+    assert ranks._host_for_others(told | {"LOCAL_WORLD_SIZE": "8"}) == "127.0.0.1"
 
 
 @pytest.mark.parametrize(

@@ -168,9 +168,9 @@ class Leader(Group):
             self._processes[rank] = subprocess.Popen(words, env=environ, stdin=subprocess.DEVNULL)
 
     def meet(self, host: str) -> None:
-        """Waits for every other rank's connection. Raises `ModelNotUsable`."""
+        """Waits for every other rank's connection; `host` is where they find this machine. Raises `ModelNotUsable`."""
         token = secrets.token_hex(16)
-        with socket.create_server((host, 0)) as listener:
+        with _listen(host) as listener:
             self.met_at = (host, listener.getsockname()[1])
             self.store.set("leader", json.dumps([*self.met_at, token]))
             listener.settimeout(0.2)
@@ -330,7 +330,7 @@ class Leader(Group):
 def lead(order: RankOrder, on_lost: Callable[[DeviceLost], None]) -> Leader:
     """Rank 0 with all its followers there, started here or by `torchrun`. Raises `ModelNotUsable`."""
     if rank_here() is not None:
-        return _met(Leader(order.size, store_of_torchrun(), on_lost), os.environ["MASTER_ADDR"])
+        return _met(Leader(order.size, store_of_torchrun(), on_lost), _host_for_others())
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with socket.create_server((_LOCALHOST, 0)) as listener:
         port = listener.getsockname()[1]
@@ -348,6 +348,22 @@ def _met(leader: Leader, host: str) -> Leader:
         leader.close()
         raise
     return leader
+
+
+def _host_for_others(environ: Mapping[str, str] = os.environ) -> str:
+    """Where the other ranks of `torchrun` find this one."""
+    are_here = environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"]
+    return _LOCALHOST if are_here else environ["MASTER_ADDR"]
+
+
+def _listen(host: str) -> socket.socket:
+    """On loopback, where all ranks are on this machine; else on all of its networks, as the store does. The name by
+    which others find it may lead to loopback here, as on Debian, and an address of it may be none of its own."""
+    if host == _LOCALHOST:
+        return socket.create_server((host, 0))
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
 
 
 def store_of_torchrun() -> Store:
