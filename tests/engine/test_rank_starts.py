@@ -19,12 +19,13 @@ from torch.distributed import HashStore
 
 from slipstream.engine import load_model, loading
 from slipstream.engine.checkpoint import Checkpoint
-from slipstream.engine.parallel import ranks
-from slipstream.engine.parallel.links import connect
+from slipstream.engine.parallel import member, ranks
+from slipstream.engine.parallel.links import Link, LinkLost, connect
 from slipstream.engine.parallel.ranks import Group, Leader
 from slipstream.engine.parallel.shards import shards_on
 from slipstream.errors import InvalidConfig
 from slipstream.services.target import __main__ as target
+from tests.engine.test_rank_errors import closed_port
 from tests.engine.test_ranks import greedy, prefilled, start
 from tests.support.tiny_checkpoint import write_tiny_llava
 
@@ -136,10 +137,34 @@ def test_a_machine_is_found_by_a_name_that_leads_elsewhere_from_itself(reached_a
     meeting = threading.Thread(target=leader.meet, args=("node0.invalid",))
     meeting.start()
     host, port, token = json.loads(store.get("leader"))
-    member = connect((reached_at, port), {"rank": 1, "token": token}, 10)
+    other = connect((reached_at, port), {"rank": 1, "token": token}, 10)
     meeting.join()
     assert host == "node0.invalid" and list(leader._links) == [1]
-    member.close(), leader.close()
+    other.close(), leader.close()
+
+
+def test_a_rank_that_finds_an_earlier_start_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torchrun` starts its processes anew beside the store that it has, and rank 0 may be the last of them."""
+    store = HashStore()
+    store.set("leader", json.dumps(["127.0.0.1", closed_port(), "earlier"]))
+    leader = Leader(2, store, lambda error: None)
+    meeting = threading.Thread(target=leader.meet, args=("127.0.0.1",))
+
+    def try_once(*given: Any) -> Link:
+        try:
+            return connect(*given)
+        except LinkLost:
+            if meeting.ident is None:
+                meeting.start()
+            raise
+
+    monkeypatch.setattr(member, "connect", try_once)
+    monkeypatch.setattr(member, "read_all", lambda *_: None)
+    monkeypatch.setattr(member, "LOOK_AGAIN_S", 0.1)
+    found = member.Member(1, 2, store)
+    meeting.join()
+    assert found.token == leader.token and found.met_at == leader.met_at
+    leader.close()
 
 
 def test_ranks_of_one_machine_meet_on_loopback() -> None:

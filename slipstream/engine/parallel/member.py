@@ -3,6 +3,7 @@
 import json
 import os
 import queue
+import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from slipstream.engine.parallel.links import connect, read_all
+from slipstream.engine.parallel.links import Link, LinkLost, connect, read_all
 from slipstream.engine.parallel.ranks import (
     COLLECTIVE_S,
     JOIN_S,
@@ -24,17 +25,30 @@ from slipstream.engine.parallel.ranks import (
 from slipstream.errors import DeviceLost
 from slipstream.logs import get_logger
 
+LOOK_AGAIN_S = 5.0
+"""So long rank 0 is tried at one place."""
+
 
 class Member(Group):
     """A follower's side. It lives as long as rank 0 does: what it reads is put into `records`, and a loss ends it."""
 
     def __init__(self, rank: int, size: int, store: Store) -> None:
         super().__init__(rank, size, store)
-        host, port, token = json.loads(store.get("leader"))
-        self.met_at = (host, port)
-        self._link = connect(self.met_at, {"rank": rank, "token": token}, JOIN_S)
+        self._link = self._meet(time.monotonic() + JOIN_S)
         self.records: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         read_all(self._link, self._on_record, self._end)
+
+    def _meet(self, deadline: float) -> Link:
+        """Rank 0's link, wherever the store says that it is by then: at first it may tell of an earlier start, whose
+        processes `torchrun` has replaced. Raises `LinkLost`."""
+        while True:
+            host, port, self.token = json.loads(self.store.get("leader"))
+            self.met_at = (host, port)
+            try:
+                return connect(self.met_at, {"rank": self.rank, "token": self.token}, LOOK_AGAIN_S)
+            except LinkLost:
+                if time.monotonic() > deadline:
+                    raise
 
     def ready(self, device: torch.device) -> None:
         """Tells that this rank has loaded its share, and what room that leaves."""

@@ -75,6 +75,8 @@ class Group(ABC):
         self.store = store
         self.met_at = ("", 0)
         """Address and port of rank 0 that all others have reached."""
+        self.token = ""
+        """Of this start: the store of `torchrun` still has what an earlier one has put there."""
         self.backend = ""
         self._patience = Patience(self._give_up)
 
@@ -103,7 +105,7 @@ class Group(ABC):
             with self._patience.within(JOIN_S, self._unreachable("it was waited for in vain")):
                 dist.init_process_group(
                     backend,
-                    store=PrefixStore("model", self.store),
+                    store=PrefixStore(f"model {self.token}", self.store),
                     rank=self.rank,
                     world_size=self.size,
                     timeout=timedelta(seconds=COLLECTIVE_S[backend]),
@@ -169,7 +171,7 @@ class Leader(Group):
 
     def meet(self, host: str) -> None:
         """Waits for every other rank's connection; `host` is where they find this machine. Raises `ModelNotUsable`."""
-        token = secrets.token_hex(16)
+        self.token = token = secrets.token_hex(16)
         with _listen(host) as listener:
             self.met_at = (host, listener.getsockname()[1])
             self.store.set("leader", json.dumps([*self.met_at, token]))
