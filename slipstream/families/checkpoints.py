@@ -22,6 +22,7 @@ def tokenizer_digest(content: Mapping[str, Any]) -> str:
     decisive = {key: content.get(key) for key in _DECISIVE}
     if isinstance(model := decisive["model"], dict):
         decisive["model"] = _canonical_model(model)
+    decisive["pre_tokenizer"] = _canonical_step(decisive["pre_tokenizer"])
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
@@ -41,3 +42,13 @@ def _canonical_model(model: Mapping[str, Any]) -> dict[str, Any]:
     if "merges" in given:
         given["merges"] = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in given["merges"]]
     return given
+
+
+def _canonical_step(step: Any) -> Any:
+    """A pre-tokenizer with offsets as transformers' own classes trim them: files on the hub say otherwise, and no id
+    depends on that."""
+    if isinstance(step, list):
+        return [_canonical_step(each) for each in step]
+    if not isinstance(step, dict):
+        return step
+    return {key: True if key == "trim_offsets" else _canonical_step(value) for key, value in step.items()}

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from slipstream.engine.loading import load_model
-from slipstream.families.checkpoints import is_hub_id, tokenizer_digest
+from slipstream.families.checkpoints import folders_tokenizer_digest, is_hub_id, tokenizer_digest
 from tests.support.tiny_checkpoint import write_tiny_llava
 
 
@@ -52,6 +53,23 @@ def test_a_loaded_model_has_the_digest_of_its_file_whatever_the_form(tmp_path: P
             content["model"]["merges"] = [" ".join(merge) for merge in content["model"]["merges"]]
             file.write_text(json.dumps(content))
         digests |= {load_model(str(path)).info.tokenizer_digest, tokenizer_digest(content)}
+    assert len(digests) == 1
+
+
+def test_a_tokenizer_that_transformers_has_saved_again_is_the_hubs(tmp_path: Path) -> None:
+    """Its class writes offsets otherwise than the hub's file of Qwen, and takes them so from either."""
+    hub, again = tmp_path / "hub", tmp_path / "again"
+    made = Qwen2Tokenizer(vocab={"a": 0, "b": 1, "ab": 2}, merges=[("a", "b")], eos_token="<|im_end|>")
+    for folder in (hub, again):
+        made.save_pretrained(folder)
+    content = json.loads((hub / "tokenizer.json").read_text())
+    step = content["pre_tokenizer"]["pretokenizers"][1]
+    assert step["type"] == "ByteLevel" and step["trim_offsets"]
+    step["trim_offsets"] = False
+    (hub / "tokenizer.json").write_text(json.dumps(content))
+    digests = {folders_tokenizer_digest(folder) for folder in (hub, again)}
+    for tokenizer in (Qwen2Tokenizer.from_pretrained(hub), PreTrainedTokenizerFast.from_pretrained(hub)):
+        digests.add(tokenizer_digest(json.loads(tokenizer.backend_tokenizer.to_str())))
     assert len(digests) == 1
 
 
