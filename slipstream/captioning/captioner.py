@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 from slipstream.captioning.caption_run import CaptionRun, Emit
 from slipstream.captioning.config import GatewayConfig
@@ -16,6 +17,7 @@ from slipstream.frame_size import ANY_SIZE
 from slipstream.logs import get_logger
 from slipstream.messages import Caption, StageChange
 from slipstream.metrics import GatewayMetrics
+from slipstream.options import CaptionOptions
 from slipstream.rpc.callers import Places
 from slipstream.rpc.peers import Peers
 from slipstream.rpc.security import current_rights
@@ -90,13 +92,14 @@ class GatewayCaptioner:
         """
         target = await self.peers.target.ask(wait_for_ready=wait_for_ready)
         num_frames = plan.options.num_frames
-        if num_frames > target.max_frames:
+        if num_frames > target.max_frames and "num_frames" in plan.asked:
             raise LimitExceeded(f"num_frames {num_frames} is more than the target's limit of {target.max_frames}")
         return target
 
     def settled(self, plan: CaptionPlan, target: ModelInfo) -> CaptionPlan:
-        """The plan for this target, whose own sampling is taken where this gateway is told to. Raises
-        `InvalidRequest`."""
+        """The plan for this target: it has no more frames than fit its context where the request does not say how many,
+        and the target's own sampling where this gateway is told to. Raises `InvalidRequest`."""
+        plan = _fitting(plan, target)
         return plan.with_defaults(target.sampling_defaults) if self._config.generation_config == "model" else plan
 
     async def look_for_draft(self, plan: CaptionPlan) -> None:
@@ -218,6 +221,17 @@ class GatewayCaptioner:
             gate=caption.speculation.gate_start,
             resumptions=caption.timings.resumptions,
         )
+
+
+def _fitting(plan: CaptionPlan, target: ModelInfo) -> CaptionPlan:
+    """The same with no more frames than fit beside the words, a token a character, and a whole answer, where the
+    request does not say how many."""
+    if "num_frames" in plan.asked or not target.tokens_per_frame:
+        return plan
+    words = (plan.options.get("system", ""), *plan.options.get("turns", ()), max(plan.options.questions, key=len))
+    num_others = sum(map(len, words)) + plan.options.max_new_tokens
+    most = max(1, target.max_frames - math.ceil(num_others / target.tokens_per_frame))
+    return replace(plan, options=CaptionOptions(num_frames=min(plan.options.num_frames, most)).over(plan.options))
 
 
 def _settings(plan: CaptionPlan) -> tuple[object, ...]:

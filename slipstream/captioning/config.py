@@ -288,7 +288,11 @@ class GatewayConfig(MediaOptions, DocumentServing, ArchiveOptions, ServiceOption
     max_window: int = option("most draft tokens in one target pass", default=64, check=between(1, 1024))
     max_prompt_chars: int = option("longest prompt, in characters", default=8192, check=between(1, 1_000_000))
     default_prompt: str = option("asked when a request asks nothing", default="Describe this video in detail.")
-    default_frames: int = option("frames sampled when a request does not say", default=64, check=between(1, 4096))
+    default_frames: int = option(
+        "frames sampled when a request does not say; fewer where the target's context has no room for them",
+        default=64,
+        check=between(1, 4096),
+    )
     default_new_tokens: int = option(
         "token limit when a request does not say", default=512, check=between(1, 1_000_000)
     )

@@ -1,10 +1,13 @@
 """What a request's sampling options become, without any service."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
 
+from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.plan import (
     CaptionPlan,
@@ -17,6 +20,7 @@ from slipstream.captioning.plan import (
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.options import MAX_PREDICTION_BYTES, CaptionOptions
 from slipstream.sampling.params import SamplingDefaults, SamplingParams
+from slipstream.service_info import ModelInfo
 from slipstream.session_messages import SessionKey
 from slipstream.speculation.caption_book import Kind, Opening, Start
 from slipstream.speculation.methods import METHODS, Lossy
@@ -63,6 +67,25 @@ def test_a_models_own_sampling_is_taken_where_the_request_says_nothing() -> None
     assert plain.with_defaults(SamplingDefaults()) == plain
     with pytest.raises(InvalidRequest, match="top_p"):
         plan_of().with_defaults(SamplingDefaults(top_p=7.0))
+
+
+async def test_frames_that_nobody_asked_for_leave_room_for_the_answer() -> None:
+    """As of LLaVA-NeXT-Video: 4,096 tokens of context, and 144 of a frame."""
+    target = ModelInfo(max_context=4096, tokens_per_frame=144, max_frames=28)
+    asked = SimpleNamespace(ask=AsyncMock(return_value=target))
+    captioner = GatewayCaptioner(CONFIG, cast(Any, SimpleNamespace(target=asked)), cast(Any, None))
+
+    async def frames_of(plan: CaptionPlan) -> int:
+        return captioner.settled(plan, await captioner.check(plan)).options.num_frames
+
+    assert await frames_of(plan_of()) == 24, "with 512 tokens of an answer"
+    assert await frames_of(plan_of(max_new_tokens=1400)) == 18
+    assert await frames_of(plan_of(max_new_tokens=2048, prompt="why? " * 1000)) == 1
+    assert await frames_of(plan_of(num_frames=28)) == 28, "what is asked for is left alone"
+    with pytest.raises(LimitExceeded, match="num_frames 29 is more than the target's limit of 28"):
+        await captioner.check(plan_of(num_frames=29))
+    asked.ask.return_value = ModelInfo(max_context=128_000, tokens_per_frame=128, max_frames=998)
+    assert await frames_of(plan_of()) == CONFIG.default_frames
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "autoregressive"])
