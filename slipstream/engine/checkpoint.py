@@ -29,7 +29,7 @@ _CODES = ("F8", "F6", "F4", "I8", "U8", "I4", "U4")
 """How kinds of numbers begin, as safetensors names them, that stand for weights and are none."""
 _MAX_HEADER_BYTES = 100_000_000
 """Of a file of safetensors, as its own library has it."""
-_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
+_UNREADABLE = (ValueError, TypeError, KeyError, IndexError, AttributeError)
 """What reading a header raises that is none."""
 _SAMPLE_BYTES = 64
 """Of a weight, which another training has left no two of alike."""
@@ -109,8 +109,8 @@ class Checkpoint:
         )
 
     def num_weights(self) -> int:
-        """Numbers in all files of weights, by their headers. Raises `ModelNotUsable` for numbers that are codes of
-        others, whatever the configuration says or does not."""
+        """Numbers in all files of weights, by their headers. Raises `ModelNotUsable` for a file that is cut off, and
+        for numbers that are codes of others, whatever the configuration says or does not."""
         return sum(_num_weights(self.ref, file) for file in self.path.glob("*.safetensors"))
 
     def sample(self) -> str:
@@ -135,14 +135,18 @@ class Checkpoint:
 
 
 def _num_weights(ref: str, file: Path) -> int:
-    """0 where the header cannot be read, as then loading says why."""
+    """Raises `ModelNotUsable` for a file that is not all there: of many shards loading would not say which it is."""
+    damaged = f"{ref}: cannot be loaded: {file.name} is cut off or damaged"
     try:
         with file.open("rb") as opened:
-            entries = _read_entries(opened).values()
+            entries, start = _read_entries(opened).values(), opened.tell()
         kinds = {str(entry["dtype"]) for entry in entries}
         num_weights = sum(int(math.prod(entry["shape"])) for entry in entries)
+        num_bytes = start + max((int(entry["data_offsets"][1]) for entry in entries), default=0)
     except _UNREADABLE:
-        return 0
+        raise ModelNotUsable(f"{damaged}: it has no header of safetensors; fetch it again") from None
+    if (found := file.stat().st_size) != num_bytes:
+        raise ModelNotUsable(f"{damaged}: it has {found} bytes, and {num_bytes} by its header; fetch it again")
     if codes := sorted(kind for kind in kinds if kind.startswith(_CODES)):
         raise _quantised(ref, ", ".join(codes))
     return num_weights

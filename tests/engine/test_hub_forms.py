@@ -210,6 +210,17 @@ def test_a_pointer_of_git_lfs_is_no_weight(sharded: Path) -> None:
         load_model(str(sharded))
 
 
+@pytest.mark.parametrize(
+    ("keep", "why"), [(-1000, r"it has \d+ bytes, and \d+ by its header"), (40, "it has no header of safetensors")]
+)
+def test_a_shard_that_is_cut_off_is_named(sharded: Path, keep: int, why: str) -> None:
+    """As by a copy that was broken off: safetensors says what is wrong, and not where."""
+    shard = sharded / "model-00002-of-00003.safetensors"
+    shard.write_bytes(shard.read_bytes()[:keep])
+    with pytest.raises(ModelNotUsable, match=rf"model-00002-of-00003\.safetensors is cut off or damaged: {why}; fetch"):
+        load_model(str(sharded))
+
+
 @pytest.mark.parametrize("index", ["[]", '{"weight_map": 7}', '{"weight_map": {"a": 7}}', "{"])
 def test_a_damaged_index_is_named(sharded: Path, index: str) -> None:
     (sharded / "model.safetensors.index.json").write_text(index)
