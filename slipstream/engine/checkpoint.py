@@ -6,7 +6,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ _SHA256_NAME = re.compile("[0-9a-f]{64}")
 _INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r".*-\d+-of-\d+\.safetensors")
 _PROCESSOR_FILES = ("video_preprocessor_config.json", "preprocessor_config.json")
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 _CODES = ("F8", "F6", "F4", "I8", "U8", "I4", "U4")
 """How kinds of numbers begin, as safetensors names them, that stand for weights and are none."""
 _MAX_HEADER_BYTES = 100_000_000
@@ -107,6 +108,15 @@ class Checkpoint:
             f"{self.ref}: {self.path} says nothing of how frames become its input; {_named(list(_PROCESSOR_FILES))} (or"
             f" processor_config.json) belongs there; {_FETCH}"
         )
+
+    def check_tokenizer(self) -> None:
+        """Raises `ModelNotUsable` where there is none: transformers would make an empty one, or advise to install what
+        is of no help."""
+        if not _has_one_of(self.path, _TOKENIZER_FILES):
+            raise ModelNotUsable(
+                f"{self.ref}: cannot be loaded: {self.path} has no tokenizer.json; where a model is trained its"
+                f" processor must be saved beside it; {_FETCH}"
+            )
 
     def num_weights(self) -> int:
         """Numbers in all files of weights, by their headers. Raises `ModelNotUsable` for a file that is cut off, and
@@ -207,7 +217,7 @@ def _locate(ref: str) -> Path:
 def _download(ref: str) -> Path:
     """The hub's snapshot of `ref`: from the local cache where it is whole, else what it lacks is fetched."""
     cached = _cached(ref)
-    if cached is not None and not missing_weights(ref, cached) and _has_processor(cached):
+    if cached is not None and not missing_weights(ref, cached) and _has_what_stands_beside(cached):
         return cached
     try:
         # Without network this gives what is cached, whole or not: `_check_weights` sees to that.
@@ -230,9 +240,14 @@ def _download(ref: str) -> Path:
         ) from error
 
 
-def _has_processor(path: Path) -> bool:
-    """Who loaded weights and tokenizer only has neither of its files in the cache."""
-    return any((path / name).is_file() for name in ("processor_config.json", *_PROCESSOR_FILES))
+def _has_what_stands_beside(path: Path) -> bool:
+    """Who loaded weights and tokenizer only has none of its files in the cache, or weights alone no tokenizer's."""
+    is_there = _has_one_of(path, ("processor_config.json", *_PROCESSOR_FILES))
+    return is_there and _has_one_of(path, _TOKENIZER_FILES)
+
+
+def _has_one_of(path: Path, names: Sequence[str]) -> bool:
+    return any((path / name).is_file() for name in names)
 
 
 def _cached(ref: str) -> Path | None:

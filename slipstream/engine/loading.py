@@ -97,6 +97,7 @@ def load_model(
         group.connect(torch_device)
     with _digested(checkpoint, group) as revision:
         try:
+            checkpoint.check_tokenizer()
             tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
             model = _load_weights(checkpoint, torch_dtype, torch_device, group)
             adapter = make_adapter(model, checkpoint, tokenizer)

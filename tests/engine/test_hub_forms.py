@@ -18,6 +18,8 @@ from tests.support import hub_forms
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
 
 PROMPT = "What is happening here?"
+INDEX = "model.safetensors.index.json"
+SHARDS = [f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3)]
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,9 @@ def part_of(whole: Path, folder: Path, *names: str) -> Path:
         ("config.json", "model.safetensors.index.json"),
         ("config.json", "model.safetensors.index.json", "model-00001-of-00003.safetensors"),
         ("config.json", "model-00001-of-00003.safetensors"),
+        ("config.json", INDEX, *SHARDS),
+        ("config.json", INDEX, *SHARDS, "tokenizer.json"),
+        ("config.json", INDEX, *SHARDS, "video_preprocessor_config.json"),
     ],
 )
 def test_a_half_filled_cache_is_filled(

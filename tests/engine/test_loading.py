@@ -66,6 +66,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated weights": (truncate_weights, "cannot be loaded"),
     "missing weight": (drop_one_weight, "1 weights are missing"),
     "no tokenizer": (lambda path: (path / "tokenizer.json").unlink(), "cannot be loaded"),
+    "weights and configuration alone": (
+        lambda path: [file.unlink() for file in path.iterdir() if file.name.startswith("tokenizer")],
+        "has no tokenizer.json; where a model is trained its processor must be saved",
+    ),
     "no template": (lambda path: (path / "chat_template.jinja").unlink(), "chat template"),
     "template without video": (
         lambda path: (path / "chat_template.jinja").write_text("{{ messages[0]['content'][1]['text'] }}"),
