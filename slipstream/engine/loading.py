@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -329,8 +330,6 @@ def _describe(
     revision: str,
 ) -> ModelInfo:
     text = model.config.get_text_config()
-    one_step = adapter.plan_prompt(Chat("?"), FrameFacts(adapter.frames_per_step))
-    room = text.max_position_embeddings - 1 - (one_step.num_tokens - one_step.num_video_tokens)
     return ModelInfo(
         model_id=checkpoint.ref,
         model_type=checkpoint.model_type,
@@ -343,12 +342,22 @@ def _describe(
         eos_token_ids=_eos_token_ids(model, tokenizer),
         max_context=text.max_position_embeddings,
         tokens_per_frame=-(-adapter.tokens_per_step // adapter.frames_per_step),
-        max_frames=room // adapter.tokens_per_step * adapter.frames_per_step,
+        max_frames=_most_steps(adapter, text.max_position_embeddings) * adapter.frames_per_step,
         revision=revision,
         frame_size=adapter.frame_size,
         sampling_defaults=_sampling_defaults(model),
         surface=_surface(checkpoint, adapter),
     )
+
+
+def _most_steps(adapter: Adapter, max_context: int) -> int:
+    """Steps of usual size that leave room for a token behind an empty prompt. Those of some families have words beside
+    them, such as their times, and more of them the more there are."""
+
+    def num_tokens(steps: int) -> int:
+        return adapter.plan_prompt(Chat("?"), FrameFacts(steps * adapter.frames_per_step)).num_tokens
+
+    return bisect_left(range(1, max_context // adapter.tokens_per_step + 1), max_context, key=num_tokens)
 
 
 def _surface(checkpoint: Checkpoint, adapter: Adapter) -> str:

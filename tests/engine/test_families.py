@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from slipstream.engine import DecodeState, PromptPlan, VideoLM, load_model
+from slipstream.errors import LimitExceeded
 from slipstream.session_messages import Chat
 from slipstream.video.messages import SampledVideo
 from tests.engine.test_qwen2_5_vl import greedy
@@ -123,6 +124,16 @@ def test_the_streamed_text_is_upstreams(family: Family) -> None:
     answer = family.theirs.answer(CLIPS[1], PROMPT, 48)
     stream = family.ours.text_stream()
     assert "".join(stream.push(answer)) + stream.flush() == family.theirs.text(answer)
+
+
+def test_as_many_frames_as_a_model_says_have_room(family: Family) -> None:
+    """With all that stands beside their tokens: the number of a frame, its time, its marks."""
+    model, most = family.ours, family.ours.info.max_frames
+    assert model.plan_prompt("?", most).num_tokens < model.info.max_context
+    if model.info.model_type.startswith("qwen3_vl"):  # the more frames, the smaller they are
+        return
+    with pytest.raises(LimitExceeded, match=f"at most {most}"):
+        model.plan_prompt("?", most + model._adapter.frames_per_step)
 
 
 IMPORT_EACH_FIRST = """
