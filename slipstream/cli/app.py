@@ -123,6 +123,9 @@ def run(args: Sequence[str] | None = None) -> int:
 def _describe(error: Exception) -> tuple[str, int]:
     if isinstance(error, SlipstreamError):
         return with_notes(error), error.exit_code
+    if isinstance(error, UnicodeEncodeError) and error.encoding.replace("_", "-") != "utf-8":
+        it_lacks = f"{error.encoding}, which has no {error.object[error.start : error.start + 1]!a}"
+        return f"stdout is {it_lacks}: set PYTHONIOENCODING=utf-8", InvalidConfig.exit_code
     if isinstance(error, UnicodeEncodeError):  # a shell hands over any bytes
         return f"{ascii(error.object)[:80]} is not UTF-8", InvalidConfig.exit_code
     usage_message = getattr(error, "format_message", None)  # typer's own errors; their base class moved over versions

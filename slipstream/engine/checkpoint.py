@@ -68,6 +68,11 @@ class Checkpoint:
             ModelNotUsable: nothing is there, the config is broken, or the weights are not whole or not served.
         """
         path = _locate(ref)
+        if (path / "adapter_config.json").is_file():
+            raise ModelNotUsable(
+                f"{ref}: {path} has an adapter, as of LoRA, which would be left out: merge it into its model"
+                " (merge_and_unload of peft), save that with its processor, and give the new folder"
+            )
         config = _read_object(ref, path / "config.json")
         if config is None:
             raise ModelNotUsable(f"{ref}: {path} has no config.json; it is no model directory")
@@ -78,6 +83,7 @@ class Checkpoint:
                 f"{ref}: no *.safetensors in {path}; pickled weights can run code and are never"
                 " loaded, convert them first"
             )
+        _read_object(ref, path / "generation_config.json")  # transformers goes on without one that is damaged
         _check_weights(ref, path)
         _check_quantisation(ref, config)
         return cls(ref, path, config)

@@ -235,6 +235,15 @@ def test_words_that_are_not_utf_8(gateway: FakeGateway, tmp_path: Path, capsys: 
     assert capsys.readouterr().err == "slipstream: 'a \\udcff' is not UTF-8\n"
 
 
+def test_a_text_that_stdout_has_no_letters_for(
+    gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="iso-8859-1"))
+    assert run(["caption", str(good_video(tmp_path / "a.mp4")), "--gateway", gateway.address]) == 2
+    said = "slipstream: stdout is latin-1, which has no '\\ufffd': set PYTHONIOENCODING=utf-8\n"
+    assert capsys.readouterr().err.endswith(said)
+
+
 @pytest.mark.parametrize("timeout", ["inf", "1e300"])
 def test_no_limit_is_a_long_one(gateway: FakeGateway, tmp_path: Path, timeout: str) -> None:
     assert (

@@ -65,6 +65,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "pickled weights": (remove_weights, "safetensors"),
     "truncated weights": (truncate_weights, "cannot be loaded"),
     "missing weight": (drop_one_weight, "1 weights are missing"),
+    "adapter": (lambda path: (path / "adapter_config.json").write_text("{}"), "merge it into its model"),
+    "damaged ends of text": (
+        lambda path: (path / "generation_config.json").write_text('{"eos_token_id": '),
+        "generation_config.json",
+    ),
     "no tokenizer": (lambda path: (path / "tokenizer.json").unlink(), "cannot be loaded"),
     "weights and configuration alone": (
         lambda path: [file.unlink() for file in path.iterdir() if file.name.startswith("tokenizer")],
