@@ -204,12 +204,8 @@ def _read_options(content: dict[str, Any]) -> OptionValues:
         raise OtherVersion("options cannot be read: they are no object")
     known = {name: value for name, value in options.items() if name in OPTIONS_BY_NAME}
     for name, value in known.items():
-        if (
-            OPTIONS_BY_NAME[name].kind is int
-            and isinstance(value, str)
-            and value.isdecimal()
-            and len(value) <= MAX_DIGITS
-        ):
+        is_number = isinstance(value, str) and value.isdecimal() and len(value) <= MAX_DIGITS
+        if is_number and OPTIONS_BY_NAME[name].kind is int:
             known[name] = int(value)
         elif isinstance(value, list):
             known[name] = tuple(value)
