@@ -1,8 +1,8 @@
 """From a user's words to token ids through the checkpoint's chat template.
 
 User text is data: "<video>" or "<|im_end|>" inside it must stay ordinary text. So the template is rendered around
-markers, its special tokens are looked up there and only there, and what is said is tokenised with special tokens
-switched off. For text without special tokens the ids are those of tokenising the rendered prompt as a whole.
+markers, its special tokens are looked up there and only there, and what it makes of the texts is tokenised with special
+tokens switched off. For text without special tokens the ids are those of tokenising the rendered prompt as a whole.
 """
 
 import contextlib
@@ -114,7 +114,25 @@ class ChatTemplate:
             if chat.system:
                 return self._pieces(chat.without_system())
             raise InvalidRequest(f"earlier questions and answers cannot be told to this model: {error}") from error
-        return [chat.texts[piece.number] if isinstance(piece, _Words) else piece for piece in shape]
+        texts = self._as_told(chat)
+        return [texts[piece.number] if isinstance(piece, _Words) else piece for piece in shape]
+
+    def _as_told(self, chat: Chat) -> Sequence[str]:
+        """The texts as the template has them: it may trim what is said, or leave the reasoning out of an answer."""
+        roles, texts, marks = _roles(bool(chat.system), len(chat.turns)), chat.texts, _marks(len(chat.texts))
+        marked = self._render(roles, marks)
+        with contextlib.suppress(ModelNotUsable):  # texts are data, which a template may choke on
+            if self._render(roles, texts) == _MARKED.sub(lambda mark: texts[int(mark[1])], marked):
+                return texts
+            return [self._told(roles, marks, marked, number, text) for number, text in enumerate(texts)]
+        return texts
+
+    def _told(self, roles: Sequence[str], marks: Sequence[str], marked: str, number: int, text: str) -> str:
+        """What is rendered in the place of one mark. Raises `ModelNotUsable`."""
+        before, _, after = marked.partition(marks[number])
+        rendered = self._render(roles, [*marks[:number], text, *marks[number + 1 :]])
+        told = rendered[len(before) : len(rendered) - len(after)]
+        return told if before + told + after == rendered else text
 
     def _shape(self, has_system: bool, num_turns: int) -> list[_Piece | _Words]:
         """That of all chats of so many texts. Raises `ModelNotUsable`."""
@@ -123,8 +141,8 @@ class ChatTemplate:
         return self._shapes[has_system, num_turns]
 
     def _take_apart(self, has_system: bool, num_turns: int) -> list[_Piece | _Words]:
-        roles = [*["system"] * has_system, *islice(cycle(("user", "assistant")), num_turns + 1)]
-        rendered = self._render(roles)
+        roles = _roles(has_system, num_turns)
+        rendered = self._render(roles, _marks(len(roles)))
         pieces: list[_Piece | _Words] = []
         for index, part in enumerate(_MARKED.split(rendered)):
             pieces += [_Words(int(part))] if index % 2 else _split(part, self._added_ids)
@@ -132,12 +150,12 @@ class ChatTemplate:
             raise ModelNotUsable("the checkpoint's chat template drops the text of a message")
         return pieces
 
-    def _render(self, roles: Sequence[str]) -> str:
-        """A chat with a mark in the place of each text."""
-        texts = [[{"type": "text", "text": _MARKER.format(number)}] for number in range(len(roles))]
+    def _render(self, roles: Sequence[str], texts: Sequence[str]) -> str:
+        """A chat as the template has it. Raises `ModelNotUsable`."""
+        contents = [[{"type": "text", "text": text}] for text in texts]
         if self._has_video:
-            texts[roles.index("user")].insert(0, {"type": "video"})
-        messages: list[Any] = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+            contents[roles.index("user")].insert(0, {"type": "video"})
+        messages: list[Any] = [{"role": role, "content": said} for role, said in zip(roles, contents, strict=True)]
         try:
             rendered = self._tokenizer.apply_chat_template(
                 messages, chat_template=self._template, tokenize=False, add_generation_prompt=True
@@ -156,6 +174,14 @@ class ChatTemplate:
                 token_ids.extend(tokenizer.encode(piece, add_special_tokens=False).ids)
             tokenizer = self._inner
         return token_ids
+
+
+def _roles(has_system: bool, num_turns: int) -> list[str]:
+    return [*["system"] * has_system, *islice(cycle(("user", "assistant")), num_turns + 1)]
+
+
+def _marks(num_texts: int) -> list[str]:
+    return [_MARKER.format(number) for number in range(num_texts)]
 
 
 def token_id_of(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase, name: str, usual: str) -> int:

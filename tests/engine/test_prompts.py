@@ -61,6 +61,25 @@ def test_a_system_text_without_a_place_is_said_before_the_first_question() -> No
         assert told == ours.encode(Chat("And?", turns=("Be short.\nWhat?", "A.")))
 
 
+@pytest.mark.parametrize("text", ["It is red.\n</think>\n\nA cat.", " two\n", "WORDS-1-GO-HERE ", "</think><|im_end|>"])
+def test_what_a_template_leaves_out_of_a_text_is_left_out(text: str) -> None:
+    """As those of models that reason do with their earlier answers."""
+    changing = CHAT_TEMPLATE.replace("content['text'] }}", "content['text'].split('</think>')[-1] | trim }}")
+    told = text.split("</think>")[-1].strip()
+    ours, plain = (ChatTemplate(tiny_tokenizer(), template) for template in (changing, CHAT_TEMPLATE))
+    expected = plain.encode(Chat("And?", system=told, turns=("What?", told)))
+    assert ours.encode(Chat(" And?", system=text, turns=("What?", text))) == expected
+
+
+def test_texts_that_a_template_chokes_on_are_told_as_they_are() -> None:
+    choking = CHAT_TEMPLATE.replace(
+        "{{ content['text'] }}",
+        "{% if 'tool' in content['text'] %}{{ raise_exception('no') }}{% endif %}{{ content['text'] }}",
+    )
+    ours, plain = (ChatTemplate(tiny_tokenizer(), template) for template in (choking, CHAT_TEMPLATE))
+    assert ours.encode(Chat("A tool?")) == plain.encode(Chat("A tool?"))
+
+
 def test_turns_that_a_template_does_not_take_are_refused() -> None:
     template = ChatTemplate(tiny_tokenizer(), CHAT_TEMPLATE.replace("in messages", "in messages[:1]"))
     with pytest.raises(InvalidRequest, match=r"cannot be told to this model: .* drops the text of a message"):
