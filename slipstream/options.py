@@ -24,7 +24,7 @@ from slipstream.video.marks import MARKS
 SEED_MAX = 2**63 - 1
 MAX_FPS = 1000.0
 MAX_PREDICTION_BYTES = 1024**2
-"""Of all predictions of one caption together, in UTF-8."""
+"""Of all predictions of one caption together, in UTF-8, and of all its turns: both hold answers of any length."""
 OF_FILMS = ("segments", "duplicates", "skip_marked", "prompts", "summary", "summary_prompt")
 """Options that mean nothing to a page or a text; duplicates and marks also mean something to a whole video."""
 MAX_PROMPTS = 16
@@ -41,7 +41,7 @@ class CaptionOptions:
 
     Raises:
         InvalidRequest: a value of the wrong type, out of range or unknown; it names the option and what is allowed.
-        LimitExceeded: predictions of more than `MAX_PREDICTION_BYTES`.
+        LimitExceeded: predictions or turns of more than `MAX_PREDICTION_BYTES`.
     """
 
     prompt: str = _option(
@@ -227,7 +227,7 @@ class CaptionOptions:
             if OPTIONS_BY_NAME[name].is_checked_alone:
                 OPTIONS_BY_NAME[name].check(value)
         _ = self.sampling  # checks those options together
-        _check_texts(self.get("prediction", ()))
+        _check_texts("prediction", self.get("prediction", ()))
         _check_prompts(self.get("prompts", ()))
         _check_turns(self.get("turns", ()))
         if self.in_segments:
@@ -294,18 +294,18 @@ OPTIONS = tuple(_spec(field, _KINDS[field.name]) for field in dataclasses.fields
 OPTIONS_BY_NAME = {spec.name: spec for spec in OPTIONS}
 
 
-def _check_texts(texts: object) -> None:
-    """Raises for predictions that no gateway would take."""
+def _check_texts(name: str, texts: object) -> None:
+    """Raises for texts that no gateway would take."""
     if not isinstance(texts, tuple) or not all(isinstance(text, str) for text in texts):
-        raise InvalidRequest("prediction must be texts, in a list or a tuple")
+        raise InvalidRequest(f"{name} must be texts, in a list or a tuple")
     try:
         num_bytes = sum(len(text.encode()) for text in texts)
     except UnicodeEncodeError:
         raise InvalidRequest(
-            "a prediction is no valid Unicode, such as one that was read from bytes that are no UTF-8"
+            f"{name} must be valid Unicode, and a text is none, such as one that was read from bytes that are no UTF-8"
         ) from None
     if num_bytes > MAX_PREDICTION_BYTES:
-        raise LimitExceeded(f"the predictions have {num_bytes} bytes; at most {MAX_PREDICTION_BYTES} are taken")
+        raise LimitExceeded(f"{name} may have {MAX_PREDICTION_BYTES} bytes together, not {num_bytes}")
 
 
 def _check_prompts(prompts: object) -> None:
@@ -318,8 +318,8 @@ def _check_prompts(prompts: object) -> None:
 
 def _check_turns(turns: object) -> None:
     """Raises for a conversation that no gateway would take."""
-    if not isinstance(turns, tuple) or not all(isinstance(text, str) for text in turns):
-        raise InvalidRequest("turns must be texts, in a list or a tuple")
+    _check_texts("turns", turns)
+    assert isinstance(turns, tuple)
     if len(turns) % 2:
         raise InvalidRequest(f"turns are questions and their answers, so there cannot be {len(turns)} of them")
     if len(turns) > MAX_TURNS:

@@ -192,8 +192,9 @@ def make_plan(
     of_summary = (options.get("summary_prompt", DEFAULT_SUMMARY_PROMPT),) * options.get("summary", False)
     for prompt in (*options.questions, *of_summary):
         _check_prompt(prompt, config)
-    for text in (options.get("system", ""), *options.get("turns", ())):
-        _check_length(text, config)
+    _check_length("system", options.get("system", ""), config)
+    for question in options.get("turns", ())[::2]:
+        _check_length("turns: a question", question, config)
     if plan.speculative and not config.draft:
         raise InvalidConfig(
             f"method {method.name!r} needs a draft, and this gateway has none; ask for 'autoregressive'"
@@ -306,12 +307,12 @@ def _checked_id(request_id: str) -> str:
 def _check_prompt(prompt: str, config: GatewayConfig) -> None:
     if not prompt.strip():
         raise InvalidRequest("the prompt is empty; leave it out for the default, or ask something")
-    _check_length(prompt, config)
+    _check_length("the prompt", prompt, config)
 
 
-def _check_length(text: str, config: GatewayConfig) -> None:
+def _check_length(name: str, text: str, config: GatewayConfig) -> None:
     if len(text) > config.max_prompt_chars:
-        raise LimitExceeded(f"the prompt has {len(text)} characters; at most {config.max_prompt_chars} fit")
+        raise LimitExceeded(f"{name} has {len(text)} characters; at most {config.max_prompt_chars} fit")
 
 
 # -- what a plan asks of the models -----------------------------------------------------------------------------------

@@ -133,6 +133,16 @@ def test_a_conversation_reaches_both_models() -> None:
             plan_of(**long)
 
 
+def test_an_answer_may_be_longer_than_a_prompt() -> None:
+    """As one of a gateway's own may be."""
+    answer = "word " * 4000
+    assert plan_of(turns=("What?", answer)).options.turns[1] == answer
+    with pytest.raises(LimitExceeded, match="turns may have 1048576 bytes together, not"):
+        plan_of(turns=("What?", answer * 60))
+    with pytest.raises(LimitExceeded, match=r"^system has 9000 characters"):
+        plan_of(system="x" * 9000)
+
+
 def test_a_given_zero_is_not_a_default() -> None:
     for name in ("top_p", "repetition_penalty"):
         with pytest.raises(InvalidRequest, match=f"{name} must be above 0"):
