@@ -265,6 +265,11 @@ class CaptionOptions:
         """What is asked of every segment: one prompt, or several."""
         return self.get("prompts", ()) or (self.prompt,)
 
+    def with_questions(self, default: str) -> "CaptionOptions":
+        """These options with the question that was asked where an earlier one was left out, as a prompt may be."""
+        turns = tuple(text or ("" if number % 2 else default) for number, text in enumerate(self.get("turns", ())))
+        return CaptionOptions(turns=turns).over(self) if turns else self
+
     def without(self, *names: str) -> "CaptionOptions":
         """These options but for some."""
         return CaptionOptions(**{name: value for name, value in self.given().items() if name not in names})

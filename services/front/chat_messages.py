@@ -150,14 +150,15 @@ class _Said:
         return self.turns[-1]
 
     def give(self, asked: Asked) -> None:
-        """Where the user says nothing, the question is the system's. Raises `ApiError` for a conversation that does not
-        end with a question."""
-        *earlier, question = ("\n".join(lines) for lines in self.turns)
-        if len(earlier) % 2:
+        """Where the user begins with no words, the first question is the system's, also when there are more. Raises
+        `ApiError` for a conversation that does not end with a question."""
+        first, *others = ("\n".join(lines) for lines in self.turns)
+        if len(others) % 2:
             raise ApiError("the last message must be the user's: an answer is not written on", param="messages")
         system = "\n".join(self.system)
-        if not (question or earlier):
-            question, system = system, ""
+        if not first:
+            first, system = system, ""
+        *earlier, question = first, *others
         asked.give("prompt", question or None, "messages")
         asked.give("system", system or None, "messages")
         asked.give("turns", tuple(earlier) or None, "messages")

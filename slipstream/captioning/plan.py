@@ -171,6 +171,7 @@ def make_plan(
     """Fills in defaults, makes an id where none is given, and checks limits. Raises `InvalidRequest` or `LimitExceeded`
     naming the option."""
     _check_limits(asked, config)
+    asked = asked.with_questions(config.default_prompt)
     method = get_method(asked.get("method", _default_method(asked, config)))
     method = method.changed(*(asked.get(name, None) for name in _METHOD_PARTS))
     defaults = _defaults(asked, method, config)

@@ -179,6 +179,10 @@ def test_roles() -> None:
     assert options.given() == {"prompt": "What?", "system": "Be short.\nBe kind."}
     silent = {"role": "user", "content": asked(URL)[0]["content"][1:]}
     assert read(request(messages=[first, silent])).options.given() == {"prompt": "Be short."}
+    again = [{"role": "assistant", "content": "A cat."}, {"role": "user", "content": "And?"}]
+    options = read(request(messages=[first, silent, *again])).options
+    assert options.given() == {"prompt": "And?", "turns": ("Be short.", "A cat.")}, "as it was asked first"
+    assert read(request(messages=[silent, *again])).options.turns == ("", "A cat.")
     assert refused(request(messages=[{"role": "assistant", "content": "x"}])).param == "messages[0].role"
     assert refused(request(messages=[{"role": "system", "content": asked(URL)[0]["content"]}])).param
 

@@ -133,6 +133,11 @@ def test_a_conversation_reaches_both_models() -> None:
             plan_of(**long)
 
 
+def test_a_question_that_was_left_out_was_the_default_one() -> None:
+    turns = plan_of(turns=("", "A cat.", "Where?", "", "", "")).options.turns
+    assert turns == (plan_of().options.prompt, "A cat.", "Where?", "", plan_of().options.prompt, "")
+
+
 def test_an_answer_may_be_longer_than_a_prompt() -> None:
     """As one of a gateway's own may be."""
     answer = "word " * 4000
