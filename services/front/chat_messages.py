@@ -113,6 +113,9 @@ class Asked:
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 MAX_MESSAGES = 64
+ROLES = ("user", "assistant", "system", "developer")
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
+"""In a message's other fields, as servers put them into answers that are handed back."""
 
 
 def read_messages(messages: Any, asked: Asked) -> Medium:
@@ -141,10 +144,12 @@ class _Said:
     """The user's and the model's in turns, the user's first: lines of text."""
     media: list[Medium] = field(default_factory=list)
 
-    def lines(self, role: str) -> list[str]:
-        """Where a message's text belongs."""
+    def lines(self, role: str, param: str) -> list[str]:
+        """Where a message's text belongs. Raises `ApiError` for an answer to nothing."""
         if role in ("system", "developer"):
             return self.system
+        if role == "assistant" and not (self.media or self.turns[0]):
+            raise ApiError(f"{param}.role: an answer needs a question before it", param=f"{param}.role")
         if (role == "assistant") == len(self.turns) % 2:
             self.turns.append([])
         return self.turns[-1]
@@ -166,18 +171,17 @@ class _Said:
 
 def _read_message(message: Mapping[str, Any], param: str, asked: Asked, said: _Said) -> None:
     role = message.get("role")
-    if role not in ("user", "system", "developer", "assistant"):
-        raise ApiError(f"{param}.role must be user, assistant, system or developer", param=f"{param}.role")
-    if role == "assistant" and not (said.media or said.turns[0]):
-        raise ApiError(f"{param}.role: an answer needs a question before it", param=f"{param}.role")
-    check_names({name: value for name, value in message.items() if value is not None}, {"role", "content"}, param)
-    lines, content = said.lines(role), message.get("content")
+    if role not in ROLES:
+        raise ApiError(f"{param}.role must be one of {', '.join(ROLES)}", param=f"{param}.role")
+    check_names({name: value for name, value in message.items() if value not in _NOTHING}, {"role", "content"}, param)
+    lines, content, is_answer = said.lines(role, param), message.get("content"), role == "assistant"
     if isinstance(content, str):
-        lines.append(_words(content, f"{param}.content", asked))
+        if content or not is_answer:
+            lines.append(_words(content, f"{param}.content", asked))
         return
     if not isinstance(content, list):
         raise ApiError(f"{param}.content must be text or a list of parts", param=f"{param}.content")
-    is_silent = all(map(_is_empty, content))
+    is_silent = not is_answer and all(map(_is_empty, content))
     for index, part in enumerate(content):
         where = f"{param}.content[{index}]"
         part = object_at(part, where)

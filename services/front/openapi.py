@@ -9,6 +9,7 @@ from slipstream.documents.reading import OCR_WHEN, STAGES
 from slipstream.documents.surfaces import SURFACES
 from slipstream.option_specs import OptionSpec
 from slipstream.options import OPTIONS
+from slipstream.services.front.chat_messages import MAX_MESSAGES, ROLES
 from slipstream.services.front.chat_request import DOCUMENT_FIELDS, NEUTRAL, OWN_NAMES, TOLERATED
 from slipstream.services.front.endpoints import Endpoint, Schema
 
@@ -121,14 +122,14 @@ def chat_schema() -> Schema:
         "type": "object",
         "required": ["role", "content"],
         "properties": {
-            "role": {"enum": ["user", "system", "developer"]},
+            "role": {"enum": [*ROLES]},
             "content": {"anyOf": [_TEXT, {"type": "array", "items": part}]},
         },
     }
     limit = by_name["max_new_tokens"]
     fields = {
         "model": _TEXT,
-        "messages": {"type": "array", "minItems": 1, "maxItems": 64, "items": message},
+        "messages": {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": message},
         "stream": {"type": "boolean"},
         "stream_options": {"type": "object"},
         "stop": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": 16}]},

@@ -199,9 +199,24 @@ def test_a_conversation() -> None:
         ([answer, *asked(URL)], "needs a question before it", "messages[0].role"),
         ([*asked(URL), answer | {"tool_calls": [{}]}, again], "tool_calls", "messages[1].tool_calls"),
         ([*asked(URL), {"role": "tool", "content": "x"}], "role must be", "messages[1].role"),
+        ([*asked(URL), answer, {"role": "user", "content": ""}], "content is empty", "messages[2].content"),
     ):
         error = refused(request(messages=messages))
         assert said in str(error) and error.param == param
+
+
+@pytest.mark.parametrize("content", ["", [{"type": "text", "text": ""}], []])
+def test_an_answer_may_be_empty(content: Any) -> None:
+    """As one that a stop text ended at once."""
+    said = [*asked(URL, "What?"), {"role": "assistant", "content": content}, {"role": "user", "content": "And?"}]
+    options = read(request(messages=said)).options
+    assert options.given() == {"prompt": "And?", "turns": ("What?", "")}
+
+
+def test_what_other_servers_put_into_answers_is_handed_back_while_it_is_empty() -> None:
+    answer = {"role": "assistant", "content": "A cat.", "tool_calls": [], "annotations": [], "reasoning_content": ""}
+    options = read(request(messages=[*asked(URL, "What?"), answer, {"role": "user", "content": "And?"}])).options
+    assert options.turns == ("What?", "A cat.")
 
 
 def test_files_and_frames() -> None:
