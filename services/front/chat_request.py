@@ -178,8 +178,13 @@ def _document(said: Mapping[str, Any], options: CaptionOptions, params: Mapping[
 
 
 def check_kind(asked: ChatRequest, is_document: bool) -> None:
-    """Raises `ApiError` for what is said of documents about something else."""
-    if asked.document_params and not is_document:
+    """Raises `ApiError` for what is said of documents about something else, and for what no page can have."""
+    if is_document:
+        try:
+            asked.document.check()
+        except SlipstreamError as error:
+            raise as_api_error(error, asked.params) from None
+    elif asked.document_params:
         param = asked.document_params[0]
         raise ApiError(f"{param} is for documents, and this is none", param=param, code="unsupported_parameter")
 

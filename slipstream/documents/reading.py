@@ -57,8 +57,9 @@ class DocumentOptions:
                 raise InvalidRequest(f"{name} must be left out: pages are all read")
         if self.caption.get("turns", ()):
             raise InvalidRequest("turns must be left out: pages are read, and there is no conversation about them")
-        if self.caption.get("num_frames", 1) != 1 or "fps" in self.caption.given():
-            raise InvalidRequest("num_frames and fps must be left out: a page is one frame")
+        for name, of_a_page in (("num_frames", 1), ("fps", 0)):
+            if self.caption.get(name, of_a_page) != of_a_page:
+                raise InvalidRequest(f"{name} must be left out: a page is one frame")
         return self
 
 

@@ -13,7 +13,7 @@ from slipstream.documents.pages import parse_pages
 from slipstream.errors import LimitExceeded, SlipstreamError
 from slipstream.services.front.api_errors import ApiError, as_api_error
 from slipstream.services.front.chat_messages import MediumKind, RemoteFile, StoredFile
-from slipstream.services.front.chat_request import NEUTRAL, TOLERATED, ChatRequest, read_chat
+from slipstream.services.front.chat_request import NEUTRAL, TOLERATED, ChatRequest, check_kind, read_chat
 from slipstream.services.front.json_body import JsonBody
 from tests.support.front import asked, data_url
 
@@ -217,6 +217,23 @@ def test_what_other_servers_put_into_answers_is_handed_back_while_it_is_empty() 
     answer = {"role": "assistant", "content": "A cat.", "tool_calls": [], "annotations": [], "reasoning_content": ""}
     options = read(request(messages=[*asked(URL, "What?"), answer, {"role": "user", "content": "And?"}])).options
     assert options.turns == ("What?", "A cat.")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({}, "messages"), ({"mm_processor_kwargs": {"fps": 2}}, "mm_processor_kwargs.fps"),
+     ({"slipstream": {"segments": "shots"}}, "slipstream.segments")],
+)  # fmt: skip
+def test_what_no_page_can_have_is_refused_of_a_document(fields: dict[str, Any], param: str) -> None:
+    """In a batch, too, where nothing else looks at the options of one request."""
+    messages = asked(URL, "What?")
+    if not fields:
+        messages += [{"role": "assistant", "content": "A page."}, {"role": "user", "content": "And?"}]
+    chat = read(request(messages=messages, **fields))
+    check_kind(chat, is_document=False)
+    with pytest.raises(ApiError, match="must be left out") as refusal:
+        check_kind(chat, is_document=True)
+    assert refusal.value.param == param
 
 
 def test_files_and_frames() -> None:
