@@ -54,9 +54,9 @@ DOCUMENT_VERSION = 2
 FILM_VERSION = 4
 """Of jobs that a gateway which knows no segments must leave to others; 3: one that knows neither summaries nor several
 prompts, which it would leave out."""
-CHAT_VERSION = 5
-"""Of batches and jobs with more of a chat than its last question, which gateways that know none must leave alone."""
-VERSIONS = (VERSION, DOCUMENT_VERSION, 3, FILM_VERSION, CHAT_VERSION)
+OPTIONS_VERSION = 5
+"""Of batches and jobs with `fps`, `system` or `turns`, which gateways that know none would leave out."""
+VERSIONS = (VERSION, DOCUMENT_VERSION, 3, FILM_VERSION, OPTIONS_VERSION)
 _JOB_VERSIONS = {JobKind.DOCUMENT: DOCUMENT_VERSION, JobKind.FILM: FILM_VERSION}
 MAX_UNPACKED_BYTES = 8 * 1024**2
 """Of one part."""
@@ -213,7 +213,7 @@ def _read_options(content: dict[str, Any]) -> OptionValues:
 
 
 def _dumps(content: dict[str, Any]) -> str:
-    least = CHAT_VERSION if content.get("caption", {}).keys() & {"system", "turns"} else VERSION
+    least = OPTIONS_VERSION if content.get("caption", {}).keys() & {"fps", "system", "turns"} else VERSION
     content = content | {"v": max(least, content.get("v", VERSION))}
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
@@ -224,7 +224,7 @@ def _loads(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):  # the latter for what is nested too deep
         content = None
     if not isinstance(content, dict) or content.get("v") not in VERSIONS:
-        raise OtherVersion(f"this gateway reads versions up to {CHAT_VERSION} of what the archive keeps")
+        raise OtherVersion(f"this gateway reads versions up to {OPTIONS_VERSION} of what the archive keeps")
     return content
 
 

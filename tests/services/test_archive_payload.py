@@ -104,8 +104,8 @@ def test_results_come_back_as_they_were() -> None:
         assert read_result(write_result(caption, receipt)) == (caption, receipt)
 
 
-@pytest.mark.parametrize("said", [{"system": "Be short."}, {"turns": ("What?", "A cat.")}])
-def test_what_is_said_in_a_chat_is_left_alone_by_releases_that_do_not_know_it(said: OptionValues) -> None:
+@pytest.mark.parametrize("said", [{"system": "Be short."}, {"turns": ("What?", "A cat.")}, {"fps": 2.0}])
+def test_what_a_release_would_leave_out_of_a_job_is_left_alone_by_it(said: OptionValues) -> None:
     for kind in (JobKind.VIDEO, JobKind.DOCUMENT, JobKind.FILM):
         job = JobPayload("a", said, "", kind)
         assert json.loads(write_job(job))["v"] == 5 and read_job(write_job(job)) == job
