@@ -96,21 +96,11 @@ def load_model(
     if group is not None:
         group.compare(_shared_facts(checkpoint, torch_dtype, strict_width))
         group.connect(torch_device)
-    with _digested(checkpoint, group) as revision:
-        try:
-            checkpoint.check_tokenizer()
-            tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
-            model = _load_weights(checkpoint, torch_dtype, torch_device, group)
-            adapter = make_adapter(model, checkpoint, tokenizer)
-        except ModelNotUsable:
-            raise
-        except torch.OutOfMemoryError as error:
-            why = str(error).partition("\n")[0]
-            raise ModelNotUsable(
-                f"{ref}: there was no room any more while it was loaded; {_MORE_ROOM}: {why}"
-            ) from error
-        except Exception as error:  # upstream raises dozens of types for a damaged checkpoint
-            raise ModelNotUsable(f"{ref}: cannot be loaded: {error}") from error
+    with _digested(checkpoint, group) as revision, _saying_why(ref):
+        checkpoint.check_tokenizer()
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
+        model = _load_weights(checkpoint, torch_dtype, torch_device, group)
+        adapter = make_adapter(model, checkpoint, tokenizer)
     _check_attention(checkpoint, adapter.decoder)
     _settle_positions(adapter.decoder)
     if torch_device.type == "cuda":
@@ -129,6 +119,20 @@ def _opened(ref: str, size: int) -> Checkpoint:
     if size > 1:
         check_checkpoint(ref, size)
     return checkpoint
+
+
+@contextmanager
+def _saying_why(ref: str) -> Iterator[None]:
+    """Makes `ModelNotUsable` of what fails within: upstream raises dozens of types for a damaged checkpoint."""
+    try:
+        yield
+    except ModelNotUsable:
+        raise
+    except torch.OutOfMemoryError as error:
+        why = str(error).partition("\n")[0]
+        raise ModelNotUsable(f"{ref}: there was no room any more while it was loaded; {_MORE_ROOM}: {why}") from error
+    except Exception as error:
+        raise ModelNotUsable(f"{ref}: cannot be loaded: {error}") from error
 
 
 def _shared_facts(checkpoint: Checkpoint, dtype: torch.dtype, strict_width: int) -> dict[str, str]:

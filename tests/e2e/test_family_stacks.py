@@ -120,7 +120,11 @@ async def test_a_conversation_goes_on_from_the_videos_prefill(channel: grpc.aio.
 @pytest.mark.parametrize("guidance", ["scores", "hidden_states"])
 @one_in(2, "family", "guidance")
 async def test_guidance(channel: grpc.aio.Channel, family: World, guidance: str) -> None:
-    captioned = await check(channel, family, 2, guidance=guidance, alpha=ALPHA)
+    """The draft of a short caption on a busy machine may come too late to have asked for it."""
+    captioned = await until(
+        lambda one: one.summary.speculation.guidance_bytes > 0,
+        lambda: check(channel, family, 2, guidance=guidance, alpha=ALPHA, gate=False),
+    )
     assert captioned.summary.speculation.guidance_bytes > 0
 
 
