@@ -224,7 +224,7 @@ def _loads(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):  # the latter for what is nested too deep
         content = None
     if not isinstance(content, dict) or content.get("v") not in VERSIONS:
-        raise OtherVersion(f"this gateway reads versions up to {OPTIONS_VERSION} of what the archive keeps")
+        raise OtherVersion(f"this gateway reads versions up to {OPTIONS_VERSION} of what is kept; this is another")
     return content
 
 

@@ -208,7 +208,7 @@ async def test_a_store_that_is_away_does_not_stop_captions(world: World, failure
 
 
 async def test_a_job_of_another_release_is_left_to_others(world: World) -> None:
-    for changes in ({"payload": '{"v":5}'}, {"options": '{"v":5}'}):
+    for changes in ({"payload": '{"v":99}'}, {"options": '{"v":99}'}):
         with pytest.raises(RetryLater) as given_back:
             await world.run(lease_of(**changes))
         assert not given_back.value.counted and given_back.value.delay_s
