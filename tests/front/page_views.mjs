@@ -96,6 +96,37 @@ const journeys = {
     return { isFirstEnded, mayStop, ended: calls.map((signal) => signal.aborted) };
   },
 
+  /** Two questions about one file, the second of which knows the first; then the file is captioned anew. */
+  async further_question() {
+    const bodies = [];
+    const chunk = (value) => `data: ${JSON.stringify(value)}\n\n`;
+    const timings = { prompt_ms: 1, predicted_per_second: 1, predicted_n: 1, draft_n: 0 };
+    const answer = chunk({ choices: [], slipstream: { tokens: [["A ", true], ["cat.", false]] } }) + chunk({ choices: [{}], timings, slipstream: {} });
+    globalThis.fetch = async (path, { body }) => {
+      if (path === "/v1/models") return json({ data: [{ id: "m" }] });
+      bodies.push(JSON.parse(await body.text()).messages);
+      return new Response(`${answer}data: [DONE]\n\n`);
+    };
+    const main = new Element("main");
+    (await script("try.js")).tryIt(main);
+    const [start, further] = ["Caption it", "Ask on"].map((text) => button(main, text));
+    const [picker, prompt] = ["id", "maxlength"].map((name) => every(main).find((one) => one.name === "input" && one.attributes[name]));
+    const ask = async (by, question) => {
+      prompt.value = question;
+      by.click();
+      await until(() => !start.disabled);
+    };
+    picker.files = [Object.assign(new Blob(["clip"], { type: "video/mp4" }), { name: "a.mp4" })];
+    picker.dispatchEvent(new Event("change"));
+    const mayAskOnAtFirst = !further.disabled;
+    await ask(start, "");
+    await ask(further, "");
+    await ask(further, "And then?");
+    await ask(start, "What?");
+    const texts = bodies.map((messages) => messages.map(({ role, content }) => [role, Array.isArray(content) ? content.map(({ text = "video" }) => text) : content]));
+    return { mayAskOnAtFirst, texts };
+  },
+
   /** A batch may not be cancelled; what was said of that once the batch was asked for anew. */
   async refused_cancel() {
     const counts = { total: 1, queued: 1, running: 0, done: 0, failed: 0, dead: 0, cancelled: 0 };

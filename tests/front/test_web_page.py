@@ -121,6 +121,13 @@ def test_another_file_ends_the_caption_of_the_one_before_and_can_be_stopped(scri
     assert seen("another_file", scripts) == {"isFirstEnded": True, "mayStop": True, "ended": [True, True]}
 
 
+def test_a_further_question_knows_what_was_answered(scripts: Path) -> None:
+    shown = seen("further_question", scripts)
+    assert not shown["mayAskOnAtFirst"], "nothing was asked yet"
+    further = [["user", ["video"]], ["assistant", "A cat."], ["user", "And then?"]]
+    assert shown["texts"] == [[["user", ["video"]]], further, [["user", ["What?", "video"]]]]
+
+
 def test_why_a_batch_cannot_be_cancelled_stays_when_it_is_asked_for_anew(scripts: Path) -> None:
     assert seen("refused_cancel", scripts) == {"numLooks": 2, "isTold": True}
 

@@ -22,6 +22,10 @@ const now = () => performance.now() / 1000;
 export class Run {
   #tries = 0;
 
+  /** What is there by now, and whether that is all. */
+  text = "";
+  isWhole = false;
+
   /** `onKept` hears which video tokens the draft keeps; null when the caption begins. */
   constructor(title, drafted, onKept) {
     this.title = title;
@@ -68,6 +72,7 @@ export class Run {
     this.timeline = new Timeline(this.marks, this.title);
     this.words = new Words(this.title);
     this.pages = 0;
+    this.text = "";
     this.onKept(null);
     this.body.replaceChildren(this.words.element, this.timeline.element);
     this.result.replaceChildren();
@@ -85,11 +90,16 @@ export class Run {
 
   #hear(said) {
     this.marks.add(said, now());
-    if (said.tokens) for (const [piece, isDraft] of said.tokens) this.words.add(piece, isDraft);
+    if (said.tokens) for (const [piece, isDraft] of said.tokens) this.#write(piece, isDraft);
     else if (said.kept) this.onKept(said.kept);
     else if (said.page) this.#page(said.page);
     else if (said.stage) this.#tell(said.stage);
     this.timeline.changed();
+  }
+
+  #write(piece, isDraft) {
+    this.text += piece;
+    this.words.add(piece, isDraft);
   }
 
   #page({ page }) {
@@ -108,6 +118,7 @@ export class Run {
 
   /** One line of figures, all of them measured in this caption. */
   #finish({ timings, slipstream }) {
+    this.isWhole = true;
     this.marks.end(now());
     this.timeline.ended();
     this.stage.textContent = `finished, first token after ${(timings.prompt_ms / 1000).toFixed(1)} s`;

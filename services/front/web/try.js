@@ -23,6 +23,8 @@ class TryIt {
   #runs = [];
   #stopping = null;
   #kept = null;
+  /** Earlier questions about the file, and what was answered. */
+  #turns = [];
 
   constructor() {
     this.picker = make("input", { type: "file", id: "file", accept: "video/*,image/*,application/pdf,.mkv,.avi", change: () => this.#choose(this.picker.files[0]) });
@@ -31,16 +33,18 @@ class TryIt {
     this.frames = make("input", { type: "number", min: "1", max: "4096", placeholder: "default" });
     this.tokens = make("input", { type: "number", min: "1", max: "100000", placeholder: "default" });
     this.race = make("input", { type: "checkbox" });
-    this.start = make("button", { class: "main", type: "button", disabled: true, click: () => this.#start() }, "Caption it");
+    this.start = make("button", { class: "main", type: "button", disabled: true, click: () => this.#begin() }, "Caption it");
+    this.further = make("button", { type: "button", disabled: true, click: () => this.#askOn() }, "Ask on");
     this.stop = make("button", { type: "button", disabled: true, click: () => this.#stopping?.abort() }, "Stop");
     this.told = make("p", { class: "soft", role: "status" });
     this.medium = make("div", { class: "medium" });
+    this.said = make("div", { class: "soft", role: "log", "aria-label": "Earlier questions and answers" });
     this.runs = make("div", { class: "runs" });
     this.legend = legend();
     this.legend.hidden = true;
-    const fields = make("div", { class: "fields" }, labelled("Question", this.prompt, "wide"), labelled("Frames", this.frames), labelled("Most tokens", this.tokens), labelled("Race plain decoding beside it", this.race, "check"), this.start, this.stop);
+    const fields = make("div", { class: "fields" }, labelled("Question", this.prompt, "wide"), labelled("Frames", this.frames), labelled("Most tokens", this.tokens), labelled("Race plain decoding beside it", this.race, "check"), this.start, this.further, this.stop);
     const intro = make("p", { class: "soft" }, "Words appear as they are committed: ", make("span", { class: "by-draft" }, "written by the draft and accepted"), ", or ", make("span", { class: "by-target" }, "written by the target"), ". The file goes to this server and nowhere else.");
-    this.element = make("div", {}, make("h1", {}, "Try it"), this.drop, fields, intro, this.told, make("div", { class: "shown" }, this.medium, make("div", {}, this.runs, this.legend)));
+    this.element = make("div", {}, make("h1", {}, "Try it"), this.drop, fields, intro, this.told, make("div", { class: "shown" }, this.medium, make("div", {}, this.said, this.runs, this.legend)));
     this.#acceptDrops();
   }
 
@@ -68,6 +72,8 @@ class TryIt {
     if (!file) return;
     this.#stopping?.abort(); // what is being written is about the file before
     this.#file = file;
+    this.#turns = [];
+    this.further.disabled = true;
     URL.revokeObjectURL(this.#url);
     this.#url = URL.createObjectURL(file);
     this.#kept?.close();
@@ -86,10 +92,22 @@ class TryIt {
     return video;
   }
 
+  #begin() {
+    this.#turns = [];
+    return this.#start();
+  }
+
+  /** The next question knows the answers before it. */
+  #askOn() {
+    if (this.prompt.value.trim()) return this.#start();
+    this.told.textContent = "Type the next question first.";
+    this.prompt.focus();
+  }
+
   async #start() {
     this.#stopping = new AbortController();
     const { signal } = this.#stopping;
-    this.start.disabled = true;
+    this.start.disabled = this.further.disabled = true;
     this.stop.disabled = false;
     this.told.replaceChildren();
     try {
@@ -99,6 +117,7 @@ class TryIt {
     } finally {
       this.#stopping = null;
       this.start.disabled = false;
+      this.further.disabled = !this.#turns.length || isDocument(this.#file);
       this.stop.disabled = true;
     }
   }
@@ -107,7 +126,8 @@ class TryIt {
     const { data } = await get("/v1/models", { signal });
     const asked = { prompt: this.prompt.value.trim(), frames: this.frames.valueAsNumber || 0, tokens: this.tokens.valueAsNumber || 0 };
     const methods = this.race.checked ? ["", "autoregressive"] : [""];
-    const bodies = await requests(this.#file, data[0].id, asked, methods);
+    const bodies = await requests(this.#file, data[0].id, asked, methods, this.#turns);
+    this.said.replaceChildren(...this.#turns.flatMap(({ question, answer }) => [make("p", {}, make("strong", {}, question || "(the server's own question)")), make("p", {}, answer)]));
     for (const run of this.#runs) run.close();
     const onKept = (said) => this.#kept?.show(said);
     this.#runs = methods.map((method) => new Run(method ? PLAIN : SPECULATIVE, !method, method ? () => {} : onKept));
@@ -115,5 +135,7 @@ class TryIt {
     this.legend.hidden = false;
     if (this.race.checked) this.told.textContent = "Both run at once on the same models, so each is slower than it would be alone.";
     await Promise.all(this.#runs.map((run, index) => run.go(bodies[index], signal)));
+    const [answered] = this.#runs;
+    if (answered.isWhole) this.#turns.push({ question: asked.prompt, answer: answered.text });
   }
 }
