@@ -1,14 +1,10 @@
 """What a row of the table of caption options says: who is told, which values there are, where a default comes from."""
 
 import dataclasses
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args, get_origin
 
-from slipstream.errors import InvalidRequest
-
-UINT32_MAX = 2**32 - 1
 Group = Literal["common", "sampling", "speculation", "baselines"]
 Receiver = Literal["target", "draft"]
 
@@ -62,32 +58,6 @@ class OptionSpec:
         """The help, with the names to choose from."""
         return f"{self.help} One of: {', '.join(self.choices)}." if self.choices else self.help
 
-    @property
-    def is_checked_alone(self) -> bool:
-        """Sampling options are checked by `SamplingParams`, and lists by what they are of."""
-        return self.group != "sampling" and not self.repeated
-
-    def check(self, value: Any) -> None:
-        """Raises `InvalidRequest` for a value that no gateway would take; limits of a server are the server's."""
-        allowed = (int, float) if self.kind is float else (self.kind,)
-        if isinstance(value, bool) != (self.kind is bool) or not isinstance(value, allowed):
-            kinds = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-            raise InvalidRequest(f"{self.name} must be {kinds[self.kind]}, not {value!r}")
-        if self.choices and value not in self.choices:
-            raise InvalidRequest(f"{self.name} {value!r} is unknown; choose one of {', '.join(self.choices)}")
-        if self.low is not None or self.high is not None:
-            self._check_range(value)
-
-    def _check_range(self, value: Any) -> None:
-        low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
-        if low <= value <= high and math.isfinite(value):
-            return
-        if self.low is None or self.high is None:
-            wanted = f"at least {low:g}" if self.high is None else f"at most {high:g}"
-        else:
-            wanted = f"at least {low:g}" if high >= UINT32_MAX and value < low else f"between {low:g} and {high:g}"
-        raise InvalidRequest(f"{self.name} must be {wanted}, not {value}")
-
 
 def option(
     help_text: str,
@@ -111,3 +81,22 @@ def option(
     row |= {"low": low, "high": high, "flag": flag, "is_file": is_file, "fallback": fallback}
     row |= {"gateway_default": gateway_default, "gateway_limit": gateway_limit, "of": of}
     return dataclasses.field(default=UNSET, metadata=row, kw_only=kw_only)
+
+
+def spec_of(field: "dataclasses.Field[Any]", kind: Any) -> OptionSpec:
+    """The row of a field that is an `option`, of that type."""
+    repeated = get_origin(kind) is tuple
+    row = dict(field.metadata)
+    row["flag"] = field.name.replace("_", "-") if row["flag"] is None else row["flag"]
+    return OptionSpec(name=field.name, kind=get_args(kind)[0] if repeated else kind, repeated=repeated, **row)
+
+
+def keywords_help(specs: Iterable[OptionSpec], others: Mapping[str, str]) -> str:
+    """What `help` says of methods whose keywords are these options, and others with their help."""
+    lines = [
+        "Keywords; what is not given is the gateway's default:",
+        *(f"    {spec.name}: {spec.description} Default: {spec.default}." for spec in specs),
+        "    options: `CaptionOptions` for what the keywords do not say.",
+        *(f"    {name}: {told}" for name, told in others.items()),
+    ]
+    return "\n".join(lines)

@@ -7,12 +7,13 @@ from the fields of `CaptionOptions`; a test holds them to `gateway.proto`. A new
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 from slipstream.errors import InvalidRequest, LimitExceeded
-from slipstream.option_specs import UINT32_MAX, UNSET, OptionSpec, Receiver
+from slipstream.option_specs import UNSET, OptionSpec, Receiver, keywords_help, spec_of
 from slipstream.option_specs import option as _option
 from slipstream.sampling.params import MAX_TOP_K, RULES, SamplingParams
 from slipstream.speculation.hints.tolerance import ToleranceRule
@@ -21,6 +22,7 @@ from slipstream.speculation.pacing import POLICIES
 from slipstream.video.film_cuts import parse_segments
 from slipstream.video.marks import MARKS
 
+UINT32_MAX = 2**32 - 1
 SEED_MAX = 2**63 - 1
 MAX_FPS = 1000.0
 MAX_PREDICTION_BYTES = 1024**2
@@ -224,8 +226,7 @@ class CaptionOptions:
         for name, value in self.given().items():
             if isinstance(value, list):
                 object.__setattr__(self, name, value := tuple(value))
-            if OPTIONS_BY_NAME[name].is_checked_alone:
-                OPTIONS_BY_NAME[name].check(value)
+            _check(OPTIONS_BY_NAME[name], value)
         _ = self.sampling  # checks those options together
         _check_texts("prediction", self.get("prediction", ()))
         _check_prompts(self.get("prompts", ()))
@@ -286,17 +287,39 @@ class CaptionOptions:
         return SamplingParams(**{part: given[name] for part, name in names.items() if name in given}).check()
 
 
-def _spec(field: "dataclasses.Field[Any]", kind: Any) -> OptionSpec:
-    repeated = get_origin(kind) is tuple
-    row = dict(field.metadata)
-    row["flag"] = field.name.replace("_", "-") if row["flag"] is None else row["flag"]
-    return OptionSpec(name=field.name, kind=get_args(kind)[0] if repeated else kind, repeated=repeated, **row)
-
-
 _KINDS = get_type_hints(CaptionOptions)
-OPTIONS = tuple(_spec(field, _KINDS[field.name]) for field in dataclasses.fields(CaptionOptions))
+OPTIONS = tuple(spec_of(field, _KINDS[field.name]) for field in dataclasses.fields(CaptionOptions))
 """The table, in the order of the help."""
 OPTIONS_BY_NAME = {spec.name: spec for spec in OPTIONS}
+
+
+def _check(spec: OptionSpec, value: object) -> None:
+    """Raises `InvalidRequest` for a value that no gateway would take. Limits of a server are the server's business,
+    sampling options are checked by `SamplingParams`, and lists by what they are of."""
+    if spec.group == "sampling" or spec.repeated:
+        return
+    _check_type(spec, value)
+    if spec.choices and value not in spec.choices:
+        raise InvalidRequest(f"{spec.name} {value!r} is unknown; choose one of {', '.join(spec.choices)}")
+    _check_range(spec, value)
+
+
+def _check_type(spec: OptionSpec, value: object) -> None:
+    allowed = (int, float) if spec.kind is float else (spec.kind,)
+    if isinstance(value, bool) != (spec.kind is bool) or not isinstance(value, allowed):
+        kinds = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+        raise InvalidRequest(f"{spec.name} must be {kinds[spec.kind]}, not {value!r}")
+
+
+def _check_range(spec: OptionSpec, value: Any) -> None:
+    low, high = -math.inf if spec.low is None else spec.low, math.inf if spec.high is None else spec.high
+    if (spec.low is None and spec.high is None) or (low <= value <= high and math.isfinite(value)):
+        return
+    if spec.low is None or spec.high is None:
+        wanted = f"at least {low:g}" if spec.high is None else f"at most {high:g}"
+    else:
+        wanted = f"at least {low:g}" if high >= UINT32_MAX and value < low else f"between {low:g} and {high:g}"
+    raise InvalidRequest(f"{spec.name} must be {wanted}, not {value}")
 
 
 def _check_texts(name: str, texts: object) -> None:
@@ -371,17 +394,7 @@ def keywords_of(
         ours = [one.replace(kind=one.POSITIONAL_ONLY) for one in plain.parameters.values()][:2]
         theirs = inspect.signature(make_call).parameters.values()
         called.__signature__ = plain.replace(parameters=[*ours, *theirs])  # type: ignore[attr-defined]
-        called.__doc__ = f"{inspect.cleandoc(method.__doc__ or '')}\n\n{_help(others)}"
+        called.__doc__ = f"{inspect.cleandoc(method.__doc__ or '')}\n\n{keywords_help(OPTIONS, others)}"
         return called
 
     return decorate
-
-
-def _help(others: Mapping[str, str]) -> str:
-    lines = [
-        "Keywords; what is not given is the gateway's default:",
-        *(f"    {spec.name}: {spec.description} Default: {spec.default}." for spec in OPTIONS),
-        "    options: `CaptionOptions` for what the keywords do not say.",
-        *(f"    {name}: {told}" for name, told in others.items()),
-    ]
-    return "\n".join(lines)

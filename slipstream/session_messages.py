@@ -4,6 +4,7 @@ wire."""
 import secrets
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 
 from slipstream.messages import KeptTokens
 from slipstream.sampling.params import GREEDY, Proposal, SamplingParams
@@ -26,25 +27,14 @@ class Chat:
     turns: tuple[str, ...] = ()
     """Earlier questions and their answers, in turns. The video belongs to the first question."""
 
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """All that is said, in order."""
-        return (*([self.system] if self.system else []), *self.turns, self.question)
-
-    def without_system(self) -> "Chat":
-        """The same for a template that has no place for it: it stands before the first question."""
-        first, *others = (*self.turns, self.question)
-        *turns, question = (f"{self.system}\n{first}", *others)
-        return Chat(question, turns=tuple(turns))
-
 
 @dataclass(frozen=True)
 class SessionKey:
     """What one caption's sessions are called at the models, and what opens their guidance: random, so that nobody can
     take a name before us, or ask for another caption's guidance."""
 
-    session_id: str = field(default_factory=lambda: secrets.token_hex(16))
-    guidance_capability: bytes = field(default_factory=lambda: secrets.token_bytes(16), repr=False)
+    session_id: str = field(default_factory=partial(secrets.token_hex, 16))
+    guidance_capability: bytes = field(default_factory=partial(secrets.token_bytes, 16), repr=False)
 
 
 @dataclass(frozen=True)
@@ -56,6 +46,7 @@ class SessionStart:
     prompt: str
     system: str = field(default="", kw_only=True)
     turns: tuple[str, ...] = field(default=(), kw_only=True)
+    """These three are a `Chat`."""
     sampling: SamplingParams = field(default=GREEDY, kw_only=True)
     seconds_per_frame: float | None = field(default=None, kw_only=True)
     times_s: tuple[float, ...] = field(default=(), kw_only=True)
@@ -66,11 +57,6 @@ class SessionStart:
     """Names the caption in the logs; travels as metadata."""
     has_video: bool = field(default=True, kw_only=True)
     """False: the prompt is about no video, and no frames come."""
-
-    @property
-    def chat(self) -> Chat:
-        """What the model is told: see there for `system` and `turns`."""
-        return Chat(self.prompt, self.system, self.turns)
 
 
 @dataclass(frozen=True)

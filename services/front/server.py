@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from slipstream.errors import InvalidConfig
-from slipstream.rpc.tls import is_local, warn_of_plaintext
+from slipstream.rpc.callers import is_local
+from slipstream.rpc.tls import warn_of_plaintext
 from slipstream.services.front.config import FrontConfig
 
 MAX_HEAD_BYTES = 32 * 1024

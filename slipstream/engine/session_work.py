@@ -17,7 +17,7 @@ from slipstream.families.adapter import Pixels
 from slipstream.families.preprocess import frames_at_once
 from slipstream.logs import get_logger, heard
 from slipstream.messages import Frames
-from slipstream.session_messages import SessionStart
+from slipstream.session_messages import Chat, SessionStart
 
 T = TypeVar("T")
 FRAMES_PER_BLOCK = 16
@@ -155,11 +155,12 @@ async def plan_session(
 ) -> PromptPlan:
     """The prompt of a session, planned on another thread: positions of a long video take tens of milliseconds. Raises
     what `VideoLM.plan_prompt` and `plan_text` do."""
+    chat = Chat(request.prompt, request.system, request.turns)
     if not request.has_video:
-        return await asyncio.to_thread(model.plan_text, request.chat)
+        return await asyncio.to_thread(model.plan_text, chat)
     return await asyncio.to_thread(
         model.plan_prompt,
-        request.chat,
+        chat,
         num_frames,
         frame_size=frame_size,
         seconds_per_frame=request.seconds_per_frame,

@@ -112,14 +112,15 @@ class ChatTemplate:
             shape = self._shape(bool(chat.system), len(chat.turns))
         except ModelNotUsable as error:
             if chat.system:
-                return self._pieces(chat.without_system())
+                return self._pieces(_without_system(chat))
             raise InvalidRequest(f"earlier questions and answers cannot be told to this model: {error}") from error
         texts = self._as_told(chat)
         return [texts[piece.number] if isinstance(piece, _Words) else piece for piece in shape]
 
     def _as_told(self, chat: Chat) -> Sequence[str]:
         """The texts as the template has them: it may trim what is said, or leave the reasoning out of an answer."""
-        roles, texts, marks = _roles(bool(chat.system), len(chat.turns)), chat.texts, _marks(len(chat.texts))
+        texts = (*([chat.system] if chat.system else []), *chat.turns, chat.question)
+        roles, marks = _roles(bool(chat.system), len(chat.turns)), _marks(len(texts))
         marked = self._render(roles, marks)
         with contextlib.suppress(ModelNotUsable):  # texts are data, which a template may choke on
             if self._render(roles, texts) == _MARKED.sub(lambda mark: texts[int(mark[1])], marked):
@@ -174,6 +175,13 @@ class ChatTemplate:
                 token_ids.extend(tokenizer.encode(piece, add_special_tokens=False).ids)
             tokenizer = self._inner
         return token_ids
+
+
+def _without_system(chat: Chat) -> Chat:
+    """The same for a template that has no place for it: it stands before the first question."""
+    first, *others = (*chat.turns, chat.question)
+    *turns, question = (f"{chat.system}\n{first}", *others)
+    return Chat(question, turns=tuple(turns))
 
 
 def _roles(has_system: bool, num_turns: int) -> list[str]:

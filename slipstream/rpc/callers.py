@@ -16,6 +16,17 @@ from slipstream.errors import Overloaded
 # -- callers ----------------------------------------------------------------------------------------------------------
 
 
+def is_local(address: str) -> bool:
+    """Whether what is sent to or from the address stays on this machine."""
+    if address.startswith("unix:"):
+        return True
+    host = address.removeprefix("dns:").lstrip("/").rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class Caller(NamedTuple):
     """Who makes the call that is being served."""
 

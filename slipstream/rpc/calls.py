@@ -21,6 +21,7 @@ from slipstream.errors import (
     UnreadableMedia,
     VideoNotFound,
 )
+from slipstream.rpc.callers import is_local
 from slipstream.rpc.grpc_options import (
     ANSWERED_KEY,
     CHANNEL_OPTIONS,
@@ -31,7 +32,7 @@ from slipstream.rpc.grpc_options import (
     UNREADABLE_KEY,
 )
 from slipstream.rpc.security import AUTHORIZATION_KEY, MAX_TOKEN_CHARS, SCHEME
-from slipstream.rpc.tls import PeerSecurity, is_local
+from slipstream.rpc.tls import PeerSecurity
 
 WRITE_FAILED = "Internal error from Core"
 """What grpc.aio says when a message could not be sent because the peer is gone: https://github.com/grpc/grpc/issues/36066."""

@@ -19,8 +19,8 @@ from slipstream import metrics
 from slipstream.config import option
 from slipstream.errors import InvalidConfig, PermissionDenied, Unauthenticated
 from slipstream.logs import get_logger
-from slipstream.rpc.callers import current_caller, name_owner
-from slipstream.rpc.tls import file_stamp, is_local
+from slipstream.rpc.callers import current_caller, is_local, name_owner
+from slipstream.rpc.tls import file_stamp
 
 # -- tokens -----------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,5 @@
 """TLS: its options of every service, certificates that may be replaced, and when they expire."""
 
-import ipaddress
 import math
 import os
 import re
@@ -18,6 +17,7 @@ import grpc
 from slipstream.config import option
 from slipstream.errors import InvalidConfig
 from slipstream.logs import get_logger
+from slipstream.rpc.callers import is_local
 
 CertificateConfig = grpc.ServerCertificateConfiguration
 
@@ -108,17 +108,6 @@ def make_peer_security(
     if certificate.path:
         pair = _read_pair(certificate, key)
     return PeerSecurity(grpc.ssl_channel_credentials(root, pair[1], pair[0]), server_name)
-
-
-def is_local(address: str) -> bool:
-    """Whether what is sent to or from the address stays on this machine."""
-    if address.startswith("unix:"):
-        return True
-    host = address.removeprefix("dns:").lstrip("/").rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def warn_of_plaintext(listen: str, has_tls: bool) -> None:

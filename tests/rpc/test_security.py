@@ -11,9 +11,10 @@ import pytest
 
 from slipstream.config import parse_config
 from slipstream.errors import InvalidConfig, PermissionDenied, ServiceUnavailable
+from slipstream.rpc.callers import is_local
 from slipstream.rpc.calls import as_slipstream_error, open_channel
 from slipstream.rpc.server import make_server
-from slipstream.rpc.tls import PeerSecurity, WireOptions, is_local, make_peer_security, seconds_left
+from slipstream.rpc.tls import PeerSecurity, WireOptions, make_peer_security, seconds_left
 from slipstream.rpc.v1 import common_pb2, target_pb2_grpc
 from tests.rpc.secured import Certificates, WiredConfig, make_certificates, served
 
