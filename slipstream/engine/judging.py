@@ -95,12 +95,16 @@ class _RequestedPasses:
 
     def begin(self) -> None:
         """Hands in the first pass."""
-        if self.request.tree is not None:
-            tree, self._nodes = self.request.tree.shallow(self._room, self._room_for_nodes)
-            self._judge(JudgeRequest(tree.token_ids if tree else (), tree=tree))
-        else:
+        tree = self.request.tree
+        if tree is None:
             window = self.request.window[: self._room][: self.longest_window]
             self._judge(JudgeRequest(window, proposals=self.request.proposals))
+        elif self.longest_window is not None:  # of a tree such passes judge the likeliest path
+            self._nodes = tree.first_path[: self._room][: self.longest_window]
+            self._judge(JudgeRequest(tuple(tree.token_ids[node] for node in self._nodes)))
+        else:
+            tree, self._nodes = tree.shallow(self._room, self._room_for_nodes)
+            self._judge(JudgeRequest(tree.token_ids if tree else (), tree=tree))
 
     def begin_drafting(self) -> None:
         """Begins to draft for the first pass. On the model's thread, as all that drafters do."""
@@ -200,7 +204,10 @@ class _RequestedPasses:
         if self.request.self_draft:
             accepted = verdict.path or range(verdict.num_accepted)
             return replace(verdict, path=(), drafted=tuple(request.window[node] for node in accepted))
-        return replace(verdict, path=tuple(self._nodes[node] for node in verdict.path))
+        if self.request.tree is None:
+            return verdict
+        accepted = verdict.path or range(verdict.num_accepted)
+        return replace(verdict, path=tuple(self._nodes[node] for node in accepted))
 
     def _tell(self, *outcomes: Judgement | Exception | None) -> None:
         for outcome in outcomes:

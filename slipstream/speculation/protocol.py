@@ -89,6 +89,15 @@ class TokenTree:
             node = self.parents[node]
         return tuple(reversed(nodes))
 
+    @property
+    def first_path(self) -> tuple[int, ...]:
+        """The nodes from the first root down, by the first child of each: the likeliest ones, where the better of two
+        was written first."""
+        nodes: list[int] = []
+        while children := self.children(nodes[-1] if nodes else ROOT):
+            nodes.append(children[0])
+        return tuple(nodes)
+
     def shallow(self, depth: int, most: int | None = None) -> tuple["TokenTree | None", tuple[int, ...]]:
         """The tree without nodes at `depth` and below, and of the others the first ones, at most so many; None if none
         is left. And which nodes are left."""

@@ -134,6 +134,24 @@ async def test_a_tree_near_the_end_has_no_cache_grow(model: VideoLM) -> None:
         assert session.committed == expected
 
 
+async def test_passes_of_a_strict_width_judge_the_first_path_of_a_tree(tmp_path: Path) -> None:
+    """A caption whose draft branches would else fail in the middle, at the first window with a second candidate."""
+    model = load_model(str(write_tiny_llava(tmp_path, seed=5, layers=5)), strict_width=4)
+    async with running(model) as engine:
+        expected = await plain_text(engine)
+        session = await started(engine, "tree")
+        right = expected[1:8]
+        wrong = [(token + 1) % model.info.vocab_size for token in right]
+        tree = TokenTree((right[0], wrong[0], *right[1:6], wrong[6]), (ROOT, ROOT, 0, 2, 3, 4, 5, 6))
+        (judgement,) = await judged(engine, session, JudgeRequest(tree.token_ids, tree=tree))
+        assert judgement.verdict.path == (0, 2, 3) and judgement.verdict.own_token == right[3]
+        other = TokenTree((wrong[4], right[4]), (ROOT, ROOT))
+        (judgement,) = await judged(engine, session, JudgeRequest(other.token_ids, tree=other))
+        assert judgement.verdict.path == () and judgement.verdict.own_token == right[4]
+        await judged(engine, session, JudgeRequest(num_passes=NUM_TOKENS))
+        assert session.committed == expected
+
+
 async def test_a_window_ends_where_the_context_ends(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions of a long film are ahead of its tokens; a text that ends before they do is decoded to its end."""
     async with running(model) as engine:
