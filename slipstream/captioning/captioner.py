@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
@@ -29,6 +30,9 @@ from slipstream.video.messages import SampledVideo
 
 FIND_DRAFT_S = 0.5
 """A draft that is frozen delays a job of the archive by no more."""
+_PROSE = re.compile("[A-Za-z ]+")
+LETTERS_PER_TOKEN = 3
+"""Of prose in ASCII, for which tokenizers need one for four to five."""
 
 
 class GatewayCaptioner:
@@ -224,14 +228,20 @@ class GatewayCaptioner:
 
 
 def _fitting(plan: CaptionPlan, target: ModelInfo) -> CaptionPlan:
-    """The same with no more frames than fit beside the words, a token a character, and a whole answer, where the
-    request does not say how many."""
+    """The same with no more frames than fit beside the words and a whole answer, where the request does not say how
+    many."""
     if "num_frames" in plan.asked or not target.tokens_per_frame:
         return plan
     words = (plan.options.get("system", ""), *plan.options.get("turns", ()), max(plan.options.questions, key=len))
-    num_others = sum(map(len, words)) + plan.options.max_new_tokens
+    num_others = sum(map(_most_tokens, words)) + plan.options.max_new_tokens
     most = max(1, target.max_frames - math.ceil(num_others / target.tokens_per_frame))
     return replace(plan, options=CaptionOptions(num_frames=min(plan.options.num_frames, most)).over(plan.options))
+
+
+def _most_tokens(text: str) -> int:
+    """Of a text, whatever the tokenizer: digits, signs and other letters may be one each."""
+    num_others = len(_PROSE.sub("", text))
+    return num_others + math.ceil((len(text) - num_others) / LETTERS_PER_TOKEN)
 
 
 def _settings(plan: CaptionPlan) -> tuple[object, ...]:

@@ -88,6 +88,20 @@ async def test_frames_that_nobody_asked_for_leave_room_for_the_answer() -> None:
     assert await frames_of(plan_of()) == CONFIG.default_frames
 
 
+async def test_long_questions_cost_frames_by_their_tokens_and_not_by_their_letters() -> None:
+    """As of SmolVLM2: 8,192 tokens of context, 81 of a frame and some words beside it."""
+    target = ModelInfo(max_context=8192, tokens_per_frame=81, max_frames=86)
+    captioner = GatewayCaptioner(CONFIG, cast(Any, None), cast(Any, None))
+
+    def frames_of(prompt: str) -> int:
+        return captioner.settled(plan_of(prompt=prompt), target).options.num_frames
+
+    words = "Say what people do, and where each of them stands. "
+    assert frames_of(60 * words) == CONFIG.default_frames, "some 720 tokens, for which there is room beside 64 frames"
+    assert frames_of(120 * words) >= 48
+    assert frames_of(3060 * "是") == frames_of(3060 * "7") == 41, "which may be a token each"
+
+
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "autoregressive"])
 def test_a_lossy_baseline_is_of_plain_decoding(method: str) -> None:
     with pytest.raises(InvalidRequest, match="ask for method 'autoregressive'"):
