@@ -1,7 +1,9 @@
 """The calling side: channels, gRPC failures as our errors, the status that comes first, tokens as metadata."""
 
 import asyncio
+import ipaddress
 import re
+import socket
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
@@ -43,8 +45,6 @@ _ATTEMPT = re.compile("(?:last error: [A-Z_]+: |^errors resolving )(.+)")
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 """Codes of no answer. CANCELLED is what a call gets that meets a server just as it closes; of calls that this side has
 cancelled nobody hears as failed."""
-_ANY_HOST = ("0.0.0.0:", "[::]:")
-"""Where a service of this machine may listen, and be called."""
 _ERRORS: dict[grpc.StatusCode, type[SlipstreamError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.OUT_OF_RANGE: LimitExceeded,
@@ -70,13 +70,27 @@ def open_channel(
     if max_receive_bytes is not None:
         options = [(name, value) for name, value in options if name != MAX_RECEIVE_OPTION]
         options.append((MAX_RECEIVE_OPTION, max_receive_bytes))
-    if is_local(address) or address.startswith(_ANY_HOST):
+    if is_local(address) or _is_own(address):
         options.append(NO_PROXY)
     if security is None or address.startswith("unix:"):
         return grpc.aio.insecure_channel(address, options=options)
     if security.server_name:
         options.append(("grpc.ssl_target_name_override", security.server_name))
     return grpc.aio.secure_channel(address, security.credentials, options=options)
+
+
+def _is_own(address: str) -> bool:
+    """Whether it is this machine's, on whichever of its networks: what is sent there is then sent from there, too.
+    Names are not looked up."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        there = ipaddress.ip_address(host)
+        with socket.socket(socket.AF_INET6 if there.version == 6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 1))  # finds the way, and sends nothing
+            here = ipaddress.ip_address(probe.getsockname()[0])
+    except (ValueError, OSError):
+        return False
+    return here == there or here.is_loopback
 
 
 Pairs = Callable[[], Iterable[tuple[str, str]]]

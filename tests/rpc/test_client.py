@@ -1,5 +1,7 @@
 """The calling side: what a failed call means, and bulk data in chunks."""
 
+import socket
+
 import grpc
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from slipstream import errors
 from slipstream.errors import ServiceUnavailable, ServiceUnreachable, SlipstreamError
 from slipstream.rpc.calls import WRITE_FAILED, as_slipstream_error, open_channel, request_metadata
-from slipstream.rpc.grpc_options import CHUNK_BYTES
+from slipstream.rpc.grpc_options import CHUNK_BYTES, NO_PROXY
 from slipstream.rpc.guards import ANSWERED
 from slipstream.rpc.session_codec import chunked
 from slipstream.rpc.v1 import common_pb2, target_pb2_grpc
@@ -39,6 +41,33 @@ def test_a_peer_that_is_gone(code: grpc.StatusCode, details: str) -> None:
     error = as_slipstream_error(failure(code, details), "target")
     assert isinstance(error, ServiceUnreachable) and str(error).startswith("the target is not reachable")
     assert not hasattr(error, "__notes__"), "nothing is known of where it was looked for"
+
+
+@pytest.mark.parametrize(
+    ("address", "is_own"),
+    [
+        *(("10.1.2.3:1", True), ("[fd00::2]:1", True), ("0.0.0.0:1", True), ("[::]:1", True), ("localhost:1", True)),
+        *(("10.1.2.4:1", False), ("[fd00::3]:1", False), ("gateway.example:1", False), ("198.51.100.7:1", False)),
+    ],
+)
+def test_a_proxy_is_for_other_machines(address: str, is_own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one has the addresses 10.1.2.3 and fd00::2, and no way to 198.51.100.7."""
+
+    class Way(socket.socket):
+        def connect(self, place: tuple[str, int]) -> None:
+            if place[0] == "198.51.100.7":
+                raise OSError("no route")
+            self.ends_here = place[0] in ("0.0.0.0", "::")
+
+        def getsockname(self) -> tuple[str, int]:
+            own, loopback = ("fd00::2", "::1") if self.family == socket.AF_INET6 else ("10.1.2.3", "127.0.0.1")
+            return loopback if self.ends_here else own, 1
+
+    monkeypatch.setattr("socket.socket", Way)
+    given: list[tuple[str, int | str]] = []
+    monkeypatch.setattr("grpc.aio.insecure_channel", lambda address, options: given.extend(options))
+    open_channel(address)
+    assert (NO_PROXY in given) is is_own
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "unix:/none/there.sock"])
