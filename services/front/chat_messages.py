@@ -175,7 +175,7 @@ def _read_message(message: Mapping[str, Any], param: str, asked: Asked, said: _S
         raise ApiError(f"{param}.role must be one of {', '.join(ROLES)}", param=f"{param}.role")
     check_names({name: value for name, value in message.items() if value not in _NOTHING}, {"role", "content"}, param)
     lines, content, is_answer = said.lines(role, param), message.get("content"), role == "assistant"
-    if isinstance(content, str):
+    if isinstance(content, str) or (is_answer and content is None):
         if content or not is_answer:
             lines.append(_words(content, f"{param}.content", asked))
         return

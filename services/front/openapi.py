@@ -123,7 +123,7 @@ def chat_schema() -> Schema:
         "required": ["role", "content"],
         "properties": {
             "role": {"enum": [*ROLES]},
-            "content": {"anyOf": [_TEXT, {"type": "array", "items": part}]},
+            "content": {"anyOf": [_TEXT, {"type": "array", "items": part}, {"type": "null"}]},
         },
     }
     limit = by_name["max_new_tokens"]

@@ -205,7 +205,7 @@ def test_a_conversation() -> None:
         assert said in str(error) and error.param == param
 
 
-@pytest.mark.parametrize("content", ["", [{"type": "text", "text": ""}], []])
+@pytest.mark.parametrize("content", ["", None, [{"type": "text", "text": ""}], []])
 def test_an_answer_may_be_empty(content: Any) -> None:
     """As one that a stop text ended at once."""
     said = [*asked(URL, "What?"), {"role": "assistant", "content": content}, {"role": "user", "content": "And?"}]
