@@ -110,7 +110,7 @@ class EmbeddedServer:
                 stderr=log,
                 env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
                 pass_fds=(lock,),
-                process_group=0,
+                start_new_session=True,
             )
         finally:
             os.close(log)
