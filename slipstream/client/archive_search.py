@@ -5,13 +5,13 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 from slipstream.archive.messages import Job, JobKind, JobPart
-from slipstream.archive.passages import ExportedPassages
+from slipstream.archive.passages import ExportedPassages, Passage
 from slipstream.archive.text_index import TextIndex, build_index
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.config import user_folder
@@ -31,25 +31,33 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 def index_exports(exports: Sequence[str], index: Path) -> TextIndex:
     """Builds one index of several exports, in their order. An export is a path, or an object's address.
 
-    Raises `InvalidRequest` for a file that cannot be read, what a store says, and `InvalidConfig` for an index that
-    cannot be written, or would take the place of an export.
+    Raises `InvalidRequest` for a file that cannot be read, or of whose lines none is an export's, what a store says,
+    and `InvalidConfig` for an index that cannot be written, or would take the place of an export.
     """
     if taken := [export for export in exports if place_of(export) == place_of(str(index))]:
         raise InvalidConfig(f"cannot write the index {index}: it would take the place of {taken[0]}, which is read")
     stamps = [_stamp(export) for export in exports]
+    num_damaged = 0
 
-    def lines() -> Iterator[bytes]:
+    def passages() -> Iterator[Passage]:
+        nonlocal num_damaged
         for export in exports:
             with open_file(export) as file:
-                yield from file
+                said = ExportedPassages(file)
+                has_text = False
+                for passage in said:
+                    has_text = True
+                    yield passage
+            if said.num_damaged and not has_text:  # a table, or another file altogether
+                raise _no_text(export)
+            num_damaged += said.num_damaged
 
-    _build(index, lines(), json.dumps(stamps))
+    build_index(index, passages(), json.dumps(stamps), lambda: num_damaged)
     return TextIndex(index)
 
 
-def _build(index: Path, lines: Iterable[str | bytes], made_of: str) -> None:
-    passages = ExportedPassages(lines)
-    build_index(index, passages, made_of, lambda: passages.num_damaged)
+def _no_text(export: str) -> InvalidRequest:
+    return InvalidRequest(f"{export} has no text; give JSON lines of `slipstream archive export`, or an index of them")
 
 
 def open_export(export: str, cache: Path) -> TextIndex:
@@ -77,9 +85,7 @@ def open_export(export: str, cache: Path) -> TextIndex:
     if not len(index):
         index.close()
         place.unlink()
-        raise InvalidRequest(
-            f"{export} has no text; give JSON lines of `slipstream archive export`, or an index of them"
-        )
+        raise _no_text(export)
     return index
 
 
@@ -110,7 +116,7 @@ async def open_batch(client: ArchiveClient, batch: str, cache: Path) -> TextInde
                 parts = [part async for part in client.parts(batch, job)]
                 lines.write(json.dumps(_record(job, parts)) + "\n")
         lines.seek(0)
-        _build(place, lines, made_of)
+        build_index(place, ExportedPassages(lines), made_of)
     return TextIndex(place)
 
 

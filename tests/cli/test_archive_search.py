@@ -101,6 +101,18 @@ def test_an_index_takes_the_place_of_no_export(
     assert "which is read" in capsys.readouterr().err and export.read_bytes() == before
 
 
+def test_a_table_among_exports_is_named_and_an_older_index_stays(
+    export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, index = tmp_path / "out.csv", tmp_path / "all.index"
+    table.write_text('"custom_id","text"\n"a.mp4","A red car."\n')
+    assert run(["archive", "index", str(export), "--output", str(index)]) == 0
+    before = index.read_bytes()
+    assert run(["archive", "index", str(export), str(table), "--output", str(index)]) == 2
+    assert f"{table} has no text; give JSON lines" in capsys.readouterr().err
+    assert index.read_bytes() == before
+
+
 def test_what_cannot_be_searched_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text("{}\n")
