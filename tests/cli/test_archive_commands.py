@@ -130,7 +130,9 @@ def test_a_line_carries_its_receipt(archive: FakeArchive, batch: str, capsys: py
     assert first["quality"] == []
 
 
-def test_the_same_jobs_give_the_same_files(archive: FakeArchive, batch: str, tmp_path: Path) -> None:
+def test_the_same_jobs_give_the_same_files(
+    archive: FakeArchive, batch: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output, errors = tmp_path / "out.csv", tmp_path / "out.csv.errors.jsonl"
     assert ask(archive, "export", batch, "--output", str(output)) == 0
     contents = output.read_bytes(), errors.read_bytes()
@@ -141,6 +143,7 @@ def test_the_same_jobs_give_the_same_files(archive: FakeArchive, batch: str, tmp
     assert rows[0]["text"] == TEXT.replace("\x1b", "\N{REPLACEMENT CHARACTER}")
     assert (rows[0]["target_model"], rows[0]["duration_s"], rows[0]["tokens_per_s"]) == ("big", "10.0", "8.0")
     assert [row["quality"] for row in rows] == ["", "", ""]
+    assert capsys.readouterr().err.endswith(f"slipstream: 2 without a result, and why: {errors}\n")
     assert [json.loads(line)["state"] for line in errors.read_text().splitlines()] == ["failed", "dead"]
     assert sorted(path.name for path in tmp_path.glob("*out*")) == ["out.csv", "out.csv.errors.jsonl"]
 

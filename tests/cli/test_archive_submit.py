@@ -304,7 +304,9 @@ def test_waits_and_writes_results_and_errors(
     (folder / "bad.mp4").write_bytes(b"x")
     archive.lost_watches = 1
     assert submit(archive, folder, "--output", output, "--json") == 5
-    document = json.loads(capsys.readouterr().out)
+    told = capsys.readouterr()
+    assert told.err.endswith(f"slipstream: 1 without a result, and why: {output}.errors.jsonl\n")
+    document = json.loads(told.out)
     assert (document["added"], document["known"], document["rejected"]) == (1, 3, 1)
     assert document["batch"]["counts"]["failed"] == 1
     (error,) = (tmp_path / "captions.jsonl.errors.jsonl").read_text().splitlines()

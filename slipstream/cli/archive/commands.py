@@ -17,7 +17,15 @@ from slipstream.cli.archive.asking import BatchArgument, FormatOption, GatewayOp
 from slipstream.cli.archive.audit import audit_command
 from slipstream.cli.archive.batch_view import batch_dict, choose_view, describe, exit_status, overall, watch
 from slipstream.cli.archive.estimate import estimate_command
-from slipstream.cli.archive.output import STDOUT, WITHOUT_RESULT, Output, check_output, choose_format, export
+from slipstream.cli.archive.output import (
+    STDOUT,
+    WITHOUT_RESULT,
+    Output,
+    check_output,
+    choose_format,
+    export,
+    told_of_errors,
+)
 from slipstream.cli.archive.search import index_command, search_command
 from slipstream.cli.archive.submit import submit_command
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options
@@ -108,6 +116,8 @@ def export_command(
     told = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items()) or "no jobs"
     line = json.dumps(counts) if as_json else f"{printable(output)}: {told}"
     typer.echo(line, err=not as_json or output == STDOUT)
+    if (failed := told_of_errors(counts, wanted)) and not as_json:
+        typer.echo(f"slipstream: {printable(failed)}", err=True)
 
 
 def _states(names: list[str] | tuple[()]) -> frozenset[JobState]:

@@ -370,3 +370,11 @@ async def export(client: ArchiveClient, batch: str, output: Output) -> Counter[s
                 elif write_error is not None:
                     write_error(job, await _parts_of(client, batch, job))
     return counts
+
+
+def told_of_errors(counts: Counter[str], output: Output) -> str:
+    """Which file says why jobs have no result; empty where there is none."""
+    number = sum(counts[state] for state in WITHOUT_RESULT)
+    if not number or output.states or output.path == STDOUT:
+        return ""
+    return f"{number:,} without a result, and why: {_errors_of(output.path)}"

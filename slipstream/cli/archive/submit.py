@@ -30,7 +30,16 @@ from slipstream.cli.archive.asking import (
 )
 from slipstream.cli.archive.batch_view import batch_dict, choose_view, exit_status
 from slipstream.cli.archive.old_captions import OldCaptions
-from slipstream.cli.archive.output import STDOUT, Format, Output, check_output, check_unread, choose_format, export
+from slipstream.cli.archive.output import (
+    STDOUT,
+    Format,
+    Output,
+    check_output,
+    check_unread,
+    choose_format,
+    export,
+    told_of_errors,
+)
 from slipstream.cli.archive.sources import Sources, batch_key
 from slipstream.cli.caption import caption_options
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options, run_async
@@ -262,7 +271,9 @@ async def _wait(client: ArchiveClient, batch_id: str, output: Output | None) -> 
         _tell(f"interrupted: batch {batch_id} goes on; the same command waits for it again")
         raise
     if output is not None:
-        await export(client, batch_id, output)
+        told = told_of_errors(await export(client, batch_id, output), output)
+        if told:
+            _tell(told)
     return batch
 
 
