@@ -161,6 +161,22 @@ def test_what_a_folder_has_beside_videos_is_counted(
     assert "left out" not in capsys.readouterr().err
 
 
+def test_links_that_lead_nowhere_and_pipes_are_named(
+    archive: FakeArchive, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "gone.mp4").symlink_to("nowhere.mp4")
+    (folder / "linked.mp4").symlink_to("b.mp4")
+    (folder / "up.mp4").symlink_to("deep")
+    os.mkfifo(folder / "pipe.mkv")
+    assert submit(archive, folder) == 2
+    assert sorted(only_batch(archive)) == ["b.mp4", "deep/a.MKV", "deep/er/c.webm", "linked.mp4"]
+    told = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line]
+    assert told == [
+        f"slipstream: {folder}/gone.mp4: skipped: it is a link to what is not there",
+        f"slipstream: {folder}/pipe.mkv: skipped: it is no regular file",
+    ]
+
+
 def test_suffixes_that_are_counted_by_name_are_bounded(
     archive: FakeArchive, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -239,8 +239,12 @@ def _walk(folder: str, wants: Callable[[str], bool], skip: Skip) -> Iterator[str
             continue
         if is_folder:
             yield from _walk(path, wants, skip)
-        elif os.path.isfile(path) and wants(name):
+        elif os.path.isdir(path) or not wants(name):  # a link to a folder, or none of these files
+            continue
+        elif os.path.isfile(path):
             yield path
+        else:
+            skip(path, "it is no regular file" if os.path.exists(path) else "it is a link to what is not there")
 
 
 def _counted(left_out: Counter[str]) -> str:
