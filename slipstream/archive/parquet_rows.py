@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 from slipstream.archive.film_results import segments_of, summary_of
 from slipstream.archive.messages import Job, JobKind, JobPart, ModelReceipt, Receipt
-from slipstream.messages import Caption
+from slipstream.messages import Caption, SharedFrom
 
 NO_MODEL = ModelReceipt("", "", "")
 
@@ -48,6 +48,14 @@ class ResultRow:
     text: str | None = None
     """Of a film as a whole its summary."""
     error: str | None = None
+    marks: list[str] | None = None
+    """Such as black or frozen; where they were looked for."""
+    skipped: str | None = None
+    """The mark for which there is no text."""
+    shared_job: str | None = None
+    """Whose text was taken, as of a near-duplicate; empty: of the same film."""
+    shared_segment: int | None = None
+    shared_distance: float | None = None
     warnings: list[str] | None = None
     num_tokens: int | None = None
     finish_reason: str | None = None
@@ -140,6 +148,9 @@ def _of_caption(caption: Caption) -> Mapping[str, Any]:
     timings, speculation = caption.timings, caption.speculation
     return {
         "text": caption.text,
+        "marks": list(caption.video.marks),
+        "skipped": caption.skipped or None,
+        **_of_shared(caption.shared),
         "warnings": list(caption.video.warnings),
         "num_tokens": caption.num_tokens,
         "finish_reason": caption.finish_reason.name.lower() if caption.finish_reason else None,
@@ -150,6 +161,12 @@ def _of_caption(caption: Caption) -> Mapping[str, Any]:
         "judged": speculation.judged,
         "accepted": speculation.accepted,
     }
+
+
+def _of_shared(shared: SharedFrom | None) -> dict[str, Any]:
+    if shared is None:
+        return {}
+    return {"shared_job": shared.job_id, "shared_segment": shared.segment, "shared_distance": shared.distance}
 
 
 def _of_receipt(receipt: Receipt) -> dict[str, Any]:

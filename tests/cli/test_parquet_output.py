@@ -15,7 +15,7 @@ from slipstream.archive.queue import JobState
 from slipstream.cli.archive import parquet_file
 from slipstream.cli.archive.output import STDOUT, Format, Output, check_output, choose_format, open_writer
 from slipstream.errors import InvalidConfig
-from slipstream.messages import Segment, VideoFacts
+from slipstream.messages import Segment, SharedFrom, VideoFacts
 from tests.cli.test_film_output import JOB, PARTS, RECEIPT, TEXTS, caption
 
 PROMPTS = ("What?", "Who?")
@@ -86,6 +86,22 @@ def test_videos_documents_and_jobs_without_a_result(tmp_path: Path) -> None:
     assert (rows[0]["start_s"], rows[0]["end_s"], rows[0]["warnings"]) == (0.0, 7.5, ["short"])
     assert (rows[4]["state"], rows[4]["error"], rows[4]["error_code"]) == ("failed", "no video", "X")
     assert rows[4]["start_s"] is None and rows[4]["warnings"] is None and rows[4]["options"] is None
+
+
+def test_a_text_that_was_shared_or_left_out_says_so(tmp_path: Path) -> None:
+    black = replace(caption(""), video=VideoFacts(num_frames=4, duration_s=5.0, marks=("black",)), skipped="black")
+    shared = replace(caption("a dog"), shared=SharedFrom("a" * 32, 3, 2.5))
+    videos = [
+        replace(JOB, kind=JobKind.VIDEO, caption=said, receipt=RECEIPT, parts_total=0, parts_done=0)
+        for said in (black, shared, caption("a cat"))
+    ]
+    rows = written(tmp_path / "spared.parquet", *((video, []) for video in videos))
+    columns = ("text", "marks", "skipped", "shared_job", "shared_segment", "shared_distance")
+    assert [tuple(row[name] for name in columns) for row in rows] == [
+        ("", ["black"], "black", None, None, None),
+        ("a dog", [], None, "a" * 32, 3, 2.5),
+        ("a cat", [], None, None, None, None),
+    ]
 
 
 def test_groups_of_rows_are_written_while_jobs_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
