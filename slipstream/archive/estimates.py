@@ -3,10 +3,12 @@
 The sample is stratified by the size of the files, where that is known, within their formats: long videos are rare and
 cost most, and how long so many bytes are depends on the format. A listing of a bucket says both. A total is the sum
 over strata of the number of items times the mean of the sampled ones. Its interval is of a bootstrap within the strata,
-each resampled with one less than it has, so that small strata do not look too certain (Rao and Wu, 1988). It
-covers the choice of the sample; not that the machine will be busier, or that the archive is not what was listed.
+each resampled with one less than it has, so that small strata do not look too certain, and drawn towards its mean by
+the share of it that was sampled, of which nothing is open (Rao and Wu, 1988). It covers the choice of the sample; not
+that the machine will be busier, or that the archive is not what was listed.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -153,10 +155,13 @@ def _intervals(
     value = np.zeros(figures.shape[1])
     resampled = np.zeros((RESAMPLES, figures.shape[1]))
     for stratum, number in counts.items():
-        of_it = figures[strata == stratum] if (strata == stratum).any() else figures
-        value += number * of_it.mean(axis=0)
+        is_of_it = strata == stratum
+        of_it = figures[is_of_it] if is_of_it.any() else figures
+        left_open = math.sqrt(max(number - int(is_of_it.sum()), 0) / number)
+        mean = of_it.mean(axis=0)
+        value += number * mean
         drawn = chance.integers(len(of_it), size=(RESAMPLES, max(len(of_it) - 1, 1)))
-        resampled += number * of_it[drawn].mean(axis=1)
+        resampled += number * (mean + left_open * (of_it[drawn].mean(axis=1) - mean))
     low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     ends = zip(value, np.minimum(low, value), np.maximum(high, value), strict=True)
     return [Interval(*map(float, each)) for each in ends]

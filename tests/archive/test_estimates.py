@@ -109,6 +109,14 @@ def test_strata_weigh_by_their_numbers_and_one_without_a_sample_is_like_the_othe
     assert estimate(sample, {3: 10}).tokens.value == 10 * 55
 
 
+def test_a_sample_that_is_all_there_is_leaves_nothing_open() -> None:
+    sample = [Sampled(number % 2, Span(number, 3 * number + 1), tokens=number**2) for number in range(9)]
+    for stratum in (estimate(sample, {0: 5, 1: 4}).tokens, estimate(sample, {0: 5, 1: 4}).seconds):
+        assert stratum.low == pytest.approx(stratum.value) == pytest.approx(stratum.high)
+    half = estimate(sample, {0: 5, 1: 400}).tokens
+    assert half.low < half.value < half.high
+
+
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     chance = np.random.default_rng(3)
     sizes = np.sort(chance.lognormal(0, 1, 400) * 1e6).astype(np.int64)
