@@ -65,8 +65,8 @@ class Norms:
 
     @classmethod
     def of(cls, captions: Iterable[Caption]) -> "Norms":
-        """Of some results of a batch, pages and segments included."""
-        said = list(captions)
+        """Of some results of a batch, pages and segments included; what was skipped has no text that could be usual."""
+        said = [caption for caption in captions if not caption.skipped]
         if len(said) < LEAST_RESULTS:
             return cls()
         median_words = statistics.median(len(words_of(caption.text)) for caption in said)
@@ -81,7 +81,9 @@ UNKNOWN = Norms()
 
 
 def marks_of(caption: Caption, norms: Norms = UNKNOWN) -> tuple[Mark, ...]:
-    """What is odd about a result, in the order of `Mark`."""
+    """What is odd about a result, in the order of `Mark`. One that was skipped has no text because it was asked so."""
+    if caption.skipped:
+        return ()
     words = words_of(caption.text)
     found = {
         Mark.EMPTY: not words,

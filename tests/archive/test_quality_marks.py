@@ -1,5 +1,7 @@
 """What marks a text gets: of itself, and beside its batch."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -92,6 +94,13 @@ def test_acceptance_is_marked_where_it_is_far_from_the_batch_alone(accepted: lis
         assert (Mark.ACCEPTANCE in marks_of(one, norms)) == is_far
     assert Mark.ACCEPTANCE in marks_of(caption("a b c d", 1000, 0), norms) or norms.acceptance <= far
     assert Mark.ACCEPTANCE not in marks_of(caption("a b c d", 10, 0), norms), "too few were judged"
+
+
+def test_what_was_skipped_has_no_mark_and_says_nothing_of_what_is_usual() -> None:
+    skipped = replace(caption(""), skipped="black")
+    assert marks_of(skipped) == () and marks_of(caption("")) == (Mark.EMPTY,)
+    said = [caption("a red car turns left at the light")] * LEAST_RESULTS
+    assert Norms.of([*said, *[skipped] * (2 * LEAST_RESULTS)]) == Norms.of(said)
 
 
 def test_few_results_say_nothing_of_a_batch() -> None:
