@@ -5,6 +5,7 @@ Contexts travel as the metadata `traceparent` (W3C Trace Context). No span holds
 or an owner.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -58,7 +59,8 @@ class Tracing:
     @contextlib.contextmanager
     def span(self, name: str, traceparent: str, facts: Facts, *, is_call: bool = True) -> Iterator[Any]:
         """One call that is served (or one run of a job), as the child of the span that asked for it where there is one;
-        `set_attribute` of what it gives adds to it. What it raises is its status."""
+        `set_attribute` of what it gives adds to it. An error that it raises is its status; being cancelled is none, as
+        each draft's session ends so."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
         context = self._contexts.extract({TRACEPARENT_KEY: traceparent})
@@ -68,6 +70,9 @@ class Tracing:
         ) as span:
             try:
                 yield span
+            except asyncio.CancelledError:
+                span.set_attribute("slipstream.cancelled", True)
+                raise
             except BaseException as error:
                 told = error.status if isinstance(error, SlipstreamError) else type(error).__name__
                 span.set_status(Status(StatusCode.ERROR, told))

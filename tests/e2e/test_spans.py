@@ -1,5 +1,7 @@
 """OpenTelemetry's traces over the real services: one trace a caption, from the HTTP front to both models."""
 
+import asyncio
+import contextlib
 import http.server
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.connection import GatewayAddress
 from slipstream.config import parse_config
 from slipstream.errors import InvalidConfig
-from slipstream.rpc.tracing import Tracing
+from slipstream.rpc.tracing import Tracing, traced
 from slipstream.services.front.config import FrontConfig
 from slipstream.stack.local import Stack, StackOptions
 from tests.support.clips import make_colour_clip
@@ -115,6 +117,7 @@ async def test_a_caption_is_one_trace_over_all_services() -> None:
     assert pulled.parent_span_id == draft.span_id
     assert facts_of(front)["slipstream.predicted_n"] == 24
     assert {facts_of(span)["slipstream.request_id"] for span in (front, gateway, target, draft)} == {"traced-one"}
+    assert not any(span.status.code for span in (front, gateway, target, draft, pulled)), "nothing of it failed"
     assert front.start_time_unix_nano <= gateway.start_time_unix_nano <= target.start_time_unix_nano
     everything = "".join(str(span) for _, span in told.spans)
     assert PROMPT not in everything and text[:20] not in everything and "127.0.0.1" not in everything
@@ -156,6 +159,24 @@ async def test_a_job_is_one_trace_from_its_hand_in_over_all_that_ran_it(tmp_path
     assert failed == "NOT_FOUND"
     everything = "".join(str(span) for _, span in told.spans)
     assert str(tmp_path) not in everything and good.caption is not None and good.caption.text[:20] not in everything
+
+
+def test_a_call_that_is_cancelled_has_not_failed() -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    raised = {"ended": asyncio.CancelledError(), "broken": ValueError(), "refused": InvalidConfig("no")}
+    with collector() as told:
+        with traced("draft", told.url) as tracing:
+            for name, error in raised.items():
+                with contextlib.suppress(type(error)), tracing.span(name, "", {}):
+                    raise error
+        spans = {span.name: span for span in told.of("draft")}
+    assert {name: span.status.message for name, span in spans.items()} == {
+        "ended": "",
+        "broken": "ValueError",
+        "refused": InvalidConfig.status,
+    }
+    assert {name: span.status.code for name, span in spans.items()} == {"ended": 0, "broken": 2, "refused": 2}
+    assert facts_of(spans["ended"]) == {"slipstream.cancelled": True}
 
 
 def test_without_a_collector_nothing_of_it_is_loaded() -> None:
