@@ -6,6 +6,9 @@ Progress and tables come first; the last line is one JSON document of at most 8 
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
+
+from slipstream.errors import SlipstreamError
 
 PROGRAMS = {
     "methods": ("bench.methods.program", "every method on the same clips in one run"),
@@ -54,16 +57,25 @@ PROGRAMS = {
 
 
 def main(argv: Sequence[str]) -> None:
-    """Runs the program that `argv` names. Exits with 2 for a name that there is not."""
+    """Runs the program that `argv` names. Exits with 2 for a name that there is not, and with what a user may be told
+    where the program ends so, as the command line does."""
     if not argv or argv[0] in ("-h", "--help"):
         print("python -m bench NAME [options]; NAME is one of:\n")
         print("\n".join(f"  {name:15}{words}" for name, (_, words) in PROGRAMS.items()))
         return
     name, *options = argv
     if name not in PROGRAMS:
-        sys.exit(f"there is no benchmark {name!r}; python -m bench lists them")
+        _end(f"there is no benchmark {name!r}; python -m bench lists them", 2)
     module, _, function = PROGRAMS[name][0].partition(":")
-    getattr(importlib.import_module(module), function or "main")(options)
+    try:
+        getattr(importlib.import_module(module), function or "main")(options)
+    except SlipstreamError as error:
+        _end(str(error), error.exit_code)
+
+
+def _end(words: str, status: int) -> NoReturn:
+    print(words, file=sys.stderr)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as entry
+from bench import house
 from bench.common import MARGIN, Budget, cpu_s, first_difference, forget_peak, peak_bytes
 from bench.output import MAX_LINE_BYTES, finish, kept_document, last_line
+from slipstream.errors import ModelNotUsable
 
 
 def test_a_budget_allows_what_ends_in_time_and_leaves_what_is_reserved() -> None:
@@ -66,9 +68,23 @@ def test_without_a_name_the_programs_are_listed(capsys: pytest.CaptureFixture[st
     assert all(f"  {name} " in listed for name in entry.PROGRAMS)
 
 
-def test_an_unknown_name_is_refused() -> None:
-    with pytest.raises(SystemExit, match="no benchmark 'nonsense'"):
+def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
         entry.main(["nonsense"])
+    assert ended.value.code == 2 and "no benchmark 'nonsense'" in capsys.readouterr().err
+
+
+def test_what_a_user_may_be_told_ends_a_program_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(argv: list[str]) -> None:
+        raise ModelNotUsable(f"no checkpoint at {argv[1]}")
+
+    monkeypatch.setattr(house, "main", main)
+    with pytest.raises(SystemExit) as ended:
+        entry.main(["house", "--tree", "/nowhere"])
+    assert ended.value.code == ModelNotUsable.exit_code
+    assert capsys.readouterr().err == "no checkpoint at /nowhere\n"
 
 
 @pytest.mark.parametrize("name", sorted(entry.PROGRAMS))
