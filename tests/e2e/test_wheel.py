@@ -67,6 +67,15 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_the_source_distribution_has_no_tests(tmp_path: Path) -> None:
+    asked = f"from setuptools import setup; setup(script_args=['--quiet', 'egg_info', '--egg-base', {str(tmp_path)!r}])"
+    listed = run(sys.executable, "-c", asked, cwd=ROOT)
+    assert listed.returncode == 0, listed.stderr
+    names = (tmp_path / "slipstream.egg-info" / "SOURCES.txt").read_text().split()
+    assert "slipstream/services/front/__main__.py" in names and "slipstream/archive/lua/take.lua" in names
+    assert not [name for name in names if name.startswith("tests")]
+
+
 def test_one_top_level_name_with_all_it_needs(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
