@@ -156,6 +156,14 @@ def run_stages(trainer: Trainer, options: argparse.Namespace) -> None:
         trainer.train_stage(stage, budget((1 - curriculum.vision_share) * stage.share))
 
 
+def check_stages(parser: argparse.ArgumentParser, options: argparse.Namespace, curriculum: Curriculum) -> None:
+    """Ends with a usage error where `--only` names a stage that there is not: nothing would be trained for it."""
+    names = ["vision", *(stage.name for stage in curriculum.stages)]
+    for name in options.only or ():
+        if name not in names:
+            parser.error(f"--only: there is no stage {name!r} of this model; it has {', '.join(names)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=ROLES)
@@ -168,6 +176,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder of the checkpoint, the family's own if not given")
     options = parser.parse_args()
+    check_stages(parser, options, CURRICULA[options.family][options.role])
     options.out = options.out or FAMILIES[options.family].folder / options.role
     run_processes(train, options.processes, options)
 

@@ -36,7 +36,7 @@ from training.parallel import run_processes
 from training.pocket import IMAGE_SIZE, ROLES, Family, Role, family_folder, text_config
 from training.stages import Curriculum, Stage
 from training.tokenizer import chat_ids
-from training.train import SEEDS_PER_PROCESS, Trainer, run_stages
+from training.train import SEEDS_PER_PROCESS, Trainer, check_stages, run_stages
 from training.world import COLOURS, MAX_SCENES, VISITOR_SHAPES
 
 FOLDER = family_folder("needles")
@@ -221,6 +221,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder of the checkpoint")
     parser.add_argument("--begin", type=Path, help="where --out is copied from if it is not there; the shipped pair's")
     options = parser.parse_args()
+    check_stages(parser, options, CURRICULA[options.role])
     options.family, options.out = "llava_onevision", options.out or FOLDER / options.role
     if not options.out.exists():
         shutil.copytree(options.begin or family_folder("pocket") / options.role, options.out)

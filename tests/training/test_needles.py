@@ -1,11 +1,15 @@
 """The world of needles: what flashes, where its tokens are, and what the caption says of it."""
 
 import random
+import sys
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 
+from training import train, train_needles
 from training.language import EncodedClip
 from training.needles import (
     DECOY_COLOUR,
@@ -96,3 +100,17 @@ def test_labels_are_of_the_tokens_that_a_needle_lies_in() -> None:
     assert somewhere.tolist() == list(needle.cells)
     assert set(labels[:, 3].tolist()) == {2}
     assert (token_labels(clip, clip.decoys[0].frames[0])[:, :3] == nothing).all()
+
+
+@pytest.mark.parametrize("program", [train, train_needles])
+def test_a_stage_that_there_is_not_is_refused_before_anything_is_done(
+    program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", ["train", "target", "--out", str(folder), "--only", "vision", "nonsense"])
+    monkeypatch.setattr(program, "run_processes", lambda *given: pytest.fail("it began"))
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and "no stage 'nonsense'" in told and "vision, " in told
+    assert not folder.exists()
