@@ -330,10 +330,10 @@ def _check_texts(name: str, texts: object) -> None:
         num_bytes = sum(len(text.encode()) for text in texts)
     except UnicodeEncodeError:
         raise InvalidRequest(
-            f"{name} must be valid Unicode, and a text is none, such as one that was read from bytes that are no UTF-8"
+            f"{name} has a text that is no valid Unicode, such as one that was read from bytes that are no UTF-8"
         ) from None
     if num_bytes > MAX_PREDICTION_BYTES:
-        raise LimitExceeded(f"{name} may have {MAX_PREDICTION_BYTES} bytes together, not {num_bytes}")
+        raise LimitExceeded(f"{name} has {num_bytes} bytes; at most {MAX_PREDICTION_BYTES} are taken together")
 
 
 def _check_prompts(prompts: object) -> None:
