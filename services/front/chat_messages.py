@@ -1,4 +1,4 @@
-"""The messages of a chat request: words, which become the prompt, and exactly one video, picture or document."""
+"""The messages of a chat request: what was said, in turns, and exactly one video, picture or document."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

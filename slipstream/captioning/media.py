@@ -301,7 +301,7 @@ class Media:
         """Of each segment what `sample` gives for a video, or why there is nothing. Its frames count in the budget
         until the last of the segments is closed. Raises what `sample` does."""
         size = size.within(self._limits.max_frame_pixels)
-        most_bytes = DecodeRequest(num_frames, self._limits, size, tuple(windows), fps=fps).frames_bytes
+        most_bytes = DecodeRequest(num_frames, self._limits, size, tuple(windows)).frames_bytes
         async with self.frames.admitted(most_bytes) as place:
             found = await self._pool.sample_windows(
                 source.file, num_frames, windows, fps=fps, size=size, owner=owner, film=source.name, files=source.files
