@@ -15,7 +15,7 @@ from slipstream.pruning import Guidance
 from slipstream.rpc import session_codec
 from slipstream.rpc.codec import model_info_message
 from slipstream.rpc.grpc_options import ADVERTISED_KEY, QUEUED_KEY
-from slipstream.rpc.message_limits import IdleLimit, first_of, write_steadily
+from slipstream.rpc.message_limits import IdleLimit, first_of, send_headers, write_steadily
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from slipstream.session_messages import JudgeRequest, PrefillStage, StageProgress, TargetEvent
 from slipstream.speculation.methods import Score
@@ -60,7 +60,7 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
             get_logger().info("session.lossy", method=request.local_drafter, tolerance=request.hints.tolerance.tau)
         try:
             queued = () if session.has_place else ((QUEUED_KEY, "1"),)
-            await context.send_initial_metadata((*self._metadata, *queued))  # at once: the draft's session waits for it
+            await send_headers(context, (*self._metadata, *queued))  # at once: the draft's session waits for it
             async for waiting in self.engine.admit(session):
                 yield session_codec.target_event(waiting)
             if queued:

@@ -35,7 +35,7 @@ from slipstream.rpc.grpc_options import (
     UNARY_TIMEOUT_S,
     UNREADABLE_KEY,
 )
-from slipstream.rpc.message_limits import Arrivals, Requests, write
+from slipstream.rpc.message_limits import Arrivals, Requests, write_all
 
 MAX_DETAILS_CHARS = 1000
 """An error may repeat what it complains of; a status that is too long for its header would arrive as another one."""
@@ -111,8 +111,7 @@ def _stream(behaviour: Any, surrounded: Any, reads: bool, arrivals: Arrivals) ->
                 await responses
                 return
             async with contextlib.aclosing(responses):
-                async for response in responses:
-                    await write(context, response)  # here, and not in gRPC: what ends a call may find it writing
+                await write_all(context, responses)
 
     return answer
 

@@ -11,6 +11,7 @@ from slipstream.errors import DeadlineExceeded, ProtocolViolation, SessionIdle
 from slipstream.time_limits import within
 
 T = TypeVar("T")
+Metadata = tuple[tuple[str, str], ...]
 SESSION_IDLE = "the session gave up its place; open it again, or raise --idle-timeout-s"
 
 
@@ -102,16 +103,43 @@ class Requests(AsyncIterator[T], Generic[T]):
 
 
 async def write(context: grpc.aio.ServicerContext, response: Any) -> None:
-    """A caller that dies while it is answered has ended its call; gRPC may say so by an error of its own."""
+    """Behind `send_headers`. A caller that dies while it is answered has ended its call; gRPC may say so by an error
+    of its own."""
     try:
         await context.write(response)
     except grpc.aio.InternalError:
         raise asyncio.CancelledError from None
 
 
+async def send_headers(context: grpc.aio.ServicerContext, metadata: Metadata = ()) -> None:
+    """Before the first message, unless it was done. They go out whole, even where what asked for it is cancelled: gRPC
+    forgets headers whose sending was given up, and can then not end the call, nor tell its caller anything."""
+    sending = asyncio.ensure_future(context.send_initial_metadata(metadata))
+    try:
+        await asyncio.shield(sending)
+    except asyncio.CancelledError:
+        await asyncio.gather(sending, return_exceptions=True)
+        raise
+    except grpc.aio.UsageError:
+        pass  # done before, or the call has ended, which a write will say
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None
+
+
+async def write_all(context: grpc.aio.ServicerContext, responses: AsyncIterator[Any]) -> None:
+    """Here, and not in gRPC: what ends a call may find it writing."""
+    begun = False
+    async for response in responses:
+        if not begun:
+            await send_headers(context)
+            begun = True
+        await write(context, response)
+
+
 async def write_steadily(context: grpc.aio.ServicerContext, responses: Iterable[Any], idle_s: float) -> None:
     """Writes all of them. Raises `SessionIdle` when the caller takes nothing for `idle_s`; what gRPC has been given by
     then, at most a response, it holds until the caller goes."""
+    await send_headers(context)
     late = f"nothing was taken for {idle_s:g} s, so the call was ended; read it on"
     for response in responses:
         async with within(idle_s, lambda: SessionIdle(late)):

@@ -75,14 +75,19 @@ class Talkative(Slow):
 
     num_said = 0
 
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__()
+        self._event = target_pb2.TargetEvent(verdict=target_pb2.Verdict(pieces=["a" * num_bytes]))
+
     async def Session(self, requests: Any, context: grpc.aio.ServicerContext) -> Any:
         while True:
             self.num_said += 1
-            yield target_pb2.TargetEvent(verdict=target_pb2.Verdict(pieces=["a" * 100_000]))
+            yield self._event
 
 
-async def test_a_call_that_is_ended_while_it_writes_is_told_why() -> None:
-    calls, servicer = AnswerErrors(), Talkative()
+@pytest.mark.parametrize("num_bytes", [100_000, 3 * MAX_MESSAGE_BYTES // 4], ids=["some time", "its first message"])
+async def test_a_call_that_is_ended_while_it_writes_is_told_why(num_bytes: int) -> None:
+    calls, servicer = AnswerErrors(), Talkative(num_bytes)
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[calls])
     target_pb2_grpc.add_TargetServicer_to_server(servicer, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
