@@ -76,7 +76,7 @@ class CaptionOptions:
         "Most tokens of the caption.",
         "common",
         default="the gateway's",
-        to=("target",),
+        to=("target", "draft"),
         low=1,
         high=UINT32_MAX,
         gateway_default="default_new_tokens",

@@ -176,6 +176,8 @@ class DraftStart(SessionStart):
     """Width of the target's logits, beyond which no token may be written; 0: the draft's own."""
     want_kept: bool = False
     """Tell which video tokens were kept."""
+    max_new_tokens: int = 0
+    """Most tokens of the answer; 0: not told."""
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from slipstream.speculation.protocol import JoinPoint, LineAction
 from slipstream.speculation.trees.calibration import Calibration
 
 HEADROOM_TOKENS = 512
-"""Room for a line behind the committed tokens, counted when a session is admitted; the draft is not told how long the
-text may become."""
+"""Least room for a line behind the committed tokens: for trees beside short texts, and where the draft is not told how
+long the text may become."""
 FRAMES_WAIT_S = 10.0
 """A caption goes on without a draft, so its session does not wait for long."""
 
@@ -80,13 +80,14 @@ class DraftEngine:
         if any(token >= self.model.info.vocab_size for token in join.committed):
             raise ProtocolViolation("a committed token is outside the vocabulary")
         num_video_tokens = pruner.num_kept(plan.num_video_tokens, request.alpha)
-        num_tokens = plan.num_tokens - plan.num_video_tokens + num_video_tokens + len(join.committed)
+        num_tokens = plan.num_tokens - plan.num_video_tokens + num_video_tokens
+        num_tokens += answer_room(request, len(join.committed))
         line = DraftLine(join.epoch, join.write_until, join.first_chunk, list(join.committed))
         width = min(self.model.info.vocab_size, request.vocab_size or self.model.info.vocab_size)
         sampler = DraftSampler(request.sampling, plan.token_ids, width)
         work = SessionWork(self.thread, self.frames.reserve(frames_bytes(num_frames, frame_size)))
         try:
-            place = self.admission.reserve(self.model.kv_bytes(num_tokens + HEADROOM_TOKENS))
+            place = self.admission.reserve(self.model.kv_bytes(num_tokens))
         except SlipstreamError:
             work.free_frames()
             raise
@@ -167,7 +168,7 @@ class DraftEngine:
 
     def _prefill(self, session: DraftSession, start: Callable[[int], Prefill]) -> Iterator[float]:
         started = time.perf_counter()
-        prefill = start(len(session.line.output) + HEADROOM_TOKENS)
+        prefill = start(answer_room(session.request, len(session.line.output)))
         session.work.on_release(prefill.cache.clear)
         for layer in range(1, self.model.info.num_layers + 1):
             prefill.run_layers(layer)
@@ -192,3 +193,9 @@ class DraftEngine:
                 finally:
                     del chunk  # an error knows its traceback, which leads here and to the session
             yield chunk
+
+
+def answer_room(request: DraftStart, num_known: int) -> int:
+    """Tokens of the answer that the cache has room for, of which so many are there; counted when a session is
+    admitted."""
+    return max(num_known + HEADROOM_TOKENS, request.max_new_tokens)

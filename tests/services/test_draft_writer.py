@@ -202,6 +202,16 @@ async def test_a_draft_that_joins_late_holds_what_was_counted_for_it(model: Vide
         assert session.work.state.kv_bytes == engine.admission.used_bytes
 
 
+async def test_a_long_answer_is_counted_from_the_start(model: VideoLM) -> None:
+    num_tokens = HEADROOM_TOKENS + 200
+    async with running(model) as engine:
+        session = await opened(engine, 2, join=JoinPoint(1, (), num_tokens, 1), max_new_tokens=num_tokens)
+        counted = engine.admission.used_bytes
+        await prepared(engine, session, some_frames())
+        assert len(await line(engine, session, num_tokens)) == num_tokens
+        assert session.work.state.kv_bytes == engine.admission.used_bytes == counted
+
+
 async def test_a_long_text_is_taken_in_piece_by_piece(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a draft joins, and where it goes on behind many tokens that it did not write; beside one that writes."""
     text = tuple(5 + index % 200 for index in range(300))
