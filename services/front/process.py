@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from slipstream.config import parse_config
 from slipstream.errors import SlipstreamError
 from slipstream.logs import configure_logs, get_logger
-from slipstream.metrics import REGISTRY
+from slipstream.metrics import PROCESS, REGISTRY
 from slipstream.process_life import parent_pid, raise_descriptor_limit, wait_for_end
+from slipstream.rpc.tls import expiries
 from slipstream.rpc.tracing import Tracing, traced
 from slipstream.services.front.app import make_app
 from slipstream.services.front.config import FrontConfig
@@ -45,6 +46,7 @@ async def _serve(config: FrontConfig, listening: socket.socket, parent: int | No
     running = asyncio.create_task(front.batches.run()) if front.batches else None
     try:
         async with serving(make_app(front, ENDPOINTS), config, listening, front.stopping, hurry):
+            PROCESS.started("front", expiries(config.tls_cert, config.gateway_cert))
             host, port = listening.getsockname()[:2]
             get_logger().info("service.ready", address=f"{host}:{port}", pid=os.getpid())
             await wait_for_end([stopping], parent)

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from slipstream.errors import InvalidConfig
 from slipstream.rpc.callers import is_local
-from slipstream.rpc.tls import warn_of_plaintext
+from slipstream.rpc.tls import https_context, warn_of_plaintext
 from slipstream.services.front.config import FrontConfig
 
 MAX_HEAD_BYTES = 32 * 1024
@@ -129,14 +129,11 @@ async def serving(
             timeout_keep_alive=int(config.head_s) + 1,
             timeout_graceful_shutdown=math.ceil(config.drain_s + TELL_S),
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-            ssl_certfile=config.tls_cert or None,
-            ssl_keyfile=config.tls_key or None,
         )
     )
-    try:
-        server.config.load()
-    except OSError as error:  # ssl's errors are such
-        raise InvalidConfig(f"--tls-cert or --tls-key cannot be used: {error.strerror or error}") from None
+    server.config.load()
+    if config.tls_cert:
+        server.config.ssl = https_context(config.tls_cert, config.tls_key)
     running = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         while not server.started and not running.done():  # noqa: ASYNC110

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import grpc
 
@@ -20,6 +20,7 @@ from slipstream.logs import get_logger
 from slipstream.rpc.callers import is_local
 
 CertificateConfig = grpc.ServerCertificateConfiguration
+T = TypeVar("T")
 
 
 class PeerSecurity(NamedTuple):
@@ -56,9 +57,8 @@ class WireOptions:
 
     @property
     def expiries(self) -> dict[str, Callable[[], float]]:
-        """For each certificate of this service, `server` and `client`, how many seconds it has left."""
-        files = {"server": self.tls_cert, "client": self.peer_cert}
-        return {use: partial(seconds_left, Path(path)) for use, path in files.items() if path}
+        """See `expiries`."""
+        return expiries(self.tls_cert, self.peer_cert)
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
         """None without TLS. The files are read again when they change. Raises `InvalidConfig` naming the option."""
@@ -68,9 +68,16 @@ class WireOptions:
             return None
         _complain_if(not self.tls_key, "tls_cert", "needs --tls-key as well")
         _complain_if(self.client_names and not self.tls_client_ca, "tls_client_names", "needs --tls-client-ca as well")
-        files = _ServerFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
+        pair, authority = _server_pair(self.tls_cert, self.tls_key), _Named("--tls-client-ca", self.tls_client_ca)
+
+        def load() -> CertificateConfig:
+            root = _read_authority(authority) if authority.path else None
+            chain, key = _read_pair(*pair)
+            return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=root)
+
+        files = _Rotated(load, *pair, authority)
         return grpc.dynamic_ssl_server_credentials(
-            files.load(), cast(Any, files.reload), require_client_authentication=bool(self.tls_client_ca)
+            load(), cast(Any, files.reload), require_client_authentication=bool(authority.path)
         )
 
     def peer_security(self) -> PeerSecurity | None:
@@ -123,37 +130,56 @@ def warn_of_plaintext(listen: str, has_tls: bool) -> None:
         )
 
 
-class _ServerFiles:
-    """A server's certificate files, which may be replaced while it runs."""
+def https_context(certificate: str, key: str) -> ssl.SSLContext:
+    """Of an HTTP server with these files, which are read again when they change. Raises `InvalidConfig` naming the
+    option."""
+    pair = _server_pair(certificate, key)
 
-    def __init__(self, certificate: str, key: str, client_authority: str) -> None:
-        self._certificate = _Named("--tls-cert", certificate)
-        self._key = _Named("--tls-key", key)
-        self._authority = _Named("--tls-client-ca", client_authority)
+    def load() -> ssl.SSLContext:
+        _read_pair(*pair)
+        return _holding(*pair)
+
+    files = _Rotated(load, *pair)
+    first = newest = load()
+
+    def take_newest(connection: ssl.SSLObject, *_: object) -> None:
+        nonlocal newest
+        newest = files.reload() or newest
+        connection.context = newest
+
+    first.sni_callback = take_newest  # for each handshake, also where no name is asked for
+    return first
+
+
+def _server_pair(certificate: str, key: str) -> tuple[_Named, _Named]:
+    return _Named("--tls-cert", certificate), _Named("--tls-key", key)
+
+
+class _Rotated(Generic[T]):
+    """What is made of a server's certificate files, which may be replaced while it runs."""
+
+    def __init__(self, load: Callable[[], T], *files: _Named) -> None:
+        self._load = load
+        self._files = files
         self._seen = self._stamp()
 
-    def load(self) -> CertificateConfig:
-        """Raises `InvalidConfig` naming the option."""
-        root = _read_authority(self._authority) if self._authority.path else None
-        chain, key = _read_pair(self._certificate, self._key)
-        return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=root)
-
-    def reload(self) -> CertificateConfig | None:
-        """For each handshake, on a thread of gRPC's: None while nothing has changed, or what has cannot be used."""
+    def reload(self) -> T | None:
+        """For each handshake, perhaps on a thread of gRPC's: None while nothing has changed, or what has cannot be
+        used."""
         stamp = self._stamp()
         if stamp == self._seen:
             return None
         try:
-            config = self.load()
+            made = self._load()
         except InvalidConfig as error:  # perhaps half of a rotation: the next handshake looks again
             get_logger().warning("certificates.unusable", reason=str(error))
             return None
         self._seen = stamp
         get_logger().info("certificates.reloaded")
-        return config
+        return made
 
     def _stamp(self) -> list[tuple[int, int, int] | None]:
-        return [file_stamp(named.path) for named in (self._certificate, self._key, self._authority)]
+        return [file_stamp(named.path) for named in self._files]
 
 
 def file_stamp(path: str) -> tuple[int, int, int] | None:
@@ -169,8 +195,12 @@ def _read_pair(certificate: _Named, key: _Named) -> tuple[bytes, bytes]:
     """Certificate chain and key, which fit each other."""
     chain, secret = _read(certificate), _read(key)
     _check(certificate, lambda context: context.load_verify_locations(cadata=chain.decode("ascii", errors="replace")))
-    _check(key, lambda context: context.load_cert_chain(certificate.path, key.path, password=lambda: ""))
+    _holding(certificate, key)
     return chain, secret
+
+
+def _holding(certificate: _Named, key: _Named) -> ssl.SSLContext:
+    return _check(key, lambda context: context.load_cert_chain(certificate.path, key.path, password=lambda: ""))
 
 
 def _read_authority(named: _Named) -> bytes:
@@ -187,18 +217,26 @@ def _read(named: _Named) -> bytes:
         raise InvalidConfig(f"{named.option}: cannot read {named.path!r}: {reason}") from None
 
 
-def _check(named: _Named, load: Callable[[ssl.SSLContext], None]) -> None:
+def _check(named: _Named, load: Callable[[ssl.SSLContext], None]) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        load(context)
     except (ssl.SSLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise InvalidConfig(
             f"{named.option}: {named.path!r} is damaged, encrypted or does not belong to the others ({reason})"
         ) from None
+    return context
 
 
 _VALIDITY = re.compile(rb"\x30[\x1e-\x22](?:\x17\x0d|\x18\x0f)\d{12,14}Z(?:\x17\x0d|\x18\x0f)(\d{12,14})Z")
 """Two times in a row, the second of which ends the validity. Python's `ssl` tells it of a peer's certificate only."""
+
+
+def expiries(server: str, client: str) -> dict[str, Callable[[], float]]:
+    """For each certificate of a service, `server` and `client`, how many seconds it has left. '' is no file."""
+    files = {"server": server, "client": client}
+    return {use: partial(seconds_left, Path(path)) for use, path in files.items() if path}
 
 
 def seconds_left(path: Path) -> float:
