@@ -1,5 +1,5 @@
-"""JPEG pictures as the frames of a video, byte by byte as they are: an AVI of Motion JPEG. Nothing is decoded here, so
-pictures of strangers are parsed by the gateway's confined process alone."""
+"""JPEG or PNG pictures as the frames of a video, byte by byte as they are: an AVI of Motion JPEG or PNG. Nothing is
+decoded here, so pictures of strangers are parsed by the gateway's confined process alone."""
 
 import shutil
 import struct
@@ -10,6 +10,8 @@ from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.json_body import Media, Window
 
 MAX_AVI_BYTES = 2**31
+_PNG_HEAD = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR"
+_MAX_SIDE = 65_535
 _SIZES = {0xC0, 0xC1, 0xC2}
 """JPEG markers that tell the size: baseline, extended, progressive."""
 _MAX_SEGMENTS = 1000
@@ -17,11 +19,23 @@ _MAX_SEGMENTS = 1000
 _HAS_INDEX, _KEY_FRAME = 0x10, 0x10
 
 
+def kind_and_size(picture: Window) -> tuple[bytes, int, int]:
+    """The FourCC of AVI for a JPEG or a PNG, width and height. Raises ValueError for what is neither."""
+    picture.seek(0)
+    head = picture.read(len(_PNG_HEAD) + 8)
+    if not head.startswith(_PNG_HEAD):
+        return b"MJPG", *jpeg_size(picture)
+    sides = struct.unpack(">II", head[len(_PNG_HEAD) :]) if len(head) == len(_PNG_HEAD) + 8 else (0, 0)
+    if not all(0 < side <= _MAX_SIDE for side in sides):
+        raise ValueError(f"it is a PNG without a size of at most {_MAX_SIDE} at its beginning")
+    return b"MPNG", *sides
+
+
 def jpeg_size(picture: Window) -> tuple[int, int]:
     """Width and height, of which a JPEG tells behind its metadata. Raises ValueError for what is no JPEG."""
     picture.seek(0)
     if picture.read(2) != b"\xff\xd8":
-        raise ValueError("it is no JPEG")
+        raise ValueError("it is neither JPEG nor PNG")
     position = 2
     for _ in range(_MAX_SEGMENTS):
         picture.seek(position)
@@ -48,11 +62,11 @@ def frame_windows(spool: IO[bytes], frames: Sequence[Media]) -> list[Window]:
 
 
 def write_avi(frames: Sequence[Window], frames_per_second: float, output: IO[bytes], param: str) -> None:
-    """Writes the video. Raises `ApiError` for pictures that are no JPEGs of one size."""
-    width, height = _common_size(frames, param)
+    """Writes the video. Raises `ApiError` for pictures that are no JPEGs, or no PNGs, of one size."""
+    codec, width, height = _common_kind(frames, param)
     lengths = [frame.num_bytes for frame in frames]
     movi = 4 + sum(8 + length + length % 2 for length in lengths)
-    header = _header(width, height, frames_per_second, len(frames), max(lengths))
+    header = _header(codec, width, height, frames_per_second, len(frames), max(lengths))
     index = b"".join(_index_entries(lengths))
     size = 4 + len(header) + 8 + movi + 8 + len(index)
     if size > MAX_AVI_BYTES:
@@ -66,18 +80,20 @@ def write_avi(frames: Sequence[Window], frames_per_second: float, output: IO[byt
     output.write(b"idx1" + struct.pack("<I", len(index)) + index)
 
 
-def _common_size(frames: Sequence[Window], param: str) -> tuple[int, int]:
-    sizes = set()
+def _common_kind(frames: Sequence[Window], param: str) -> tuple[bytes, int, int]:
+    kinds = set()
     for index, frame in enumerate(frames):
         try:
-            sizes.add(jpeg_size(frame))
+            kinds.add(kind_and_size(frame))
         except ValueError as error:
             raise ApiError(
                 f"picture {index} cannot be a frame: {error}", param=param, code="unreadable_media"
             ) from None
-    if len(sizes) > 1:
-        raise ApiError("the frames differ in size; scale them to one", param=param, code="unreadable_media")
-    return sizes.pop()
+    if len(kinds) > 1:
+        raise ApiError(
+            "the frames differ in size, or are JPEG and PNG; make them alike", param=param, code="unreadable_media"
+        )
+    return kinds.pop()
 
 
 def _index_entries(lengths: Sequence[int]) -> list[bytes]:
@@ -88,18 +104,18 @@ def _index_entries(lengths: Sequence[int]) -> list[bytes]:
     return entries
 
 
-def _header(width: int, height: int, rate: float, num_frames: int, largest: int) -> bytes:
+def _header(codec: bytes, width: int, height: int, rate: float, num_frames: int, largest: int) -> bytes:
     """The list `hdrl`: an `avih`, and one stream with its `strh` and `strf`."""
     scale, per_scale = 1000, max(round(rate * 1000), 1)
     main = struct.pack(
         "<14I", round(1e6 / rate), 0, 0, _HAS_INDEX, num_frames, 0, 1, largest, width, height, 0, 0, 0, 0
     )
-    stream = b"vidsMJPG" + struct.pack(
+    stream = struct.pack(
         "<IHHIIIIIIIIHHHH", 0, 0, 0, 0, scale, per_scale, 0, num_frames, largest, 0xFFFFFFFF, 0, 0, 0, width, height
     )
-    num_bytes = min(width * height * 3, 2**32 - 1)  # nobody reads it, and a JPEG may say 65,535 squared
-    picture = struct.pack("<IiiHH4sIiiII", 40, width, height, 1, 24, b"MJPG", num_bytes, 0, 0, 0, 0)
-    strl = _list(b"strl", _chunk(b"strh", stream) + _chunk(b"strf", picture))
+    num_bytes = min(width * height * 3, 2**32 - 1)  # nobody reads it, and a picture may say 65,535 squared
+    picture = struct.pack("<IiiHH4sIiiII", 40, width, height, 1, 24, codec, num_bytes, 0, 0, 0, 0)
+    strl = _list(b"strl", _chunk(b"strh", b"vids" + codec + stream) + _chunk(b"strf", picture))
     return _list(b"hdrl", _chunk(b"avih", main) + strl)
 
 

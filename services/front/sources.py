@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import os
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
@@ -16,7 +17,7 @@ from slipstream.services.front.api_errors import ApiError, as_api_error, no_room
 from slipstream.services.front.chat_messages import Medium, MediumKind, RemoteFile, StoredFile
 from slipstream.services.front.completions import MediaFacts
 from slipstream.services.front.frames import frame_windows, write_avi
-from slipstream.services.front.json_body import IN_MEMORY_BYTES, JsonBody, Media
+from slipstream.services.front.json_body import IN_MEMORY_BYTES, JsonBody, Media, Window
 
 DOCUMENT_BEGINNINGS = (b"%PDF", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"II*\0", b"MM\0*")
 """PDF, PNG, JPEG, TIFF."""
@@ -71,19 +72,20 @@ class Sources:
         if isinstance(source, RemoteFile):
             return Opened(RemotePath(source.path), is_document(medium, source.path.lower().encode(), info))
         if medium.kind is MediumKind.FRAMES and isinstance(source, Media):
-            return await self._frames(medium, body, exits)
+            return await self._frames(medium, frame_windows(body.spool, medium.frames or (source,)), exits)
         if isinstance(source, Media):
             window = body.window(source.start, source.end)
             is_paper = is_document(medium, await asyncio.to_thread(window.read, 16), info)
             if medium.kind is MediumKind.IMAGE and not is_paper:
-                return await self._frames(medium, body, exits)
+                return await self._frames(medium, [window], exits)
             window.seek(0)
             return Opened(window, is_paper, MediaFacts(source.sha256, source.num_bytes))
         file = await self._file(medium, owner, exits)
         is_paper = is_document(medium, await asyncio.to_thread(file.read, 16), info)
-        await asyncio.to_thread(file.seek, 0)
         if medium.kind is MediumKind.IMAGE and not is_paper:
-            raise _no_reader(medium)
+            end = await asyncio.to_thread(file.seek, 0, os.SEEK_END)
+            return await self._frames(medium, [Window(file, 0, end)], exits)
+        await asyncio.to_thread(file.seek, 0)
         return Opened(file, is_paper)
 
     async def _file(self, medium: Medium, owner: str, exits: contextlib.AsyncExitStack) -> IO[bytes]:
@@ -100,10 +102,8 @@ class Sources:
         await asyncio.to_thread(fetched.seek, 0)
         return fetched
 
-    async def _frames(self, medium: Medium, body: JsonBody, exits: contextlib.AsyncExitStack) -> Opened:
+    async def _frames(self, medium: Medium, frames: Sequence[Window], exits: contextlib.AsyncExitStack) -> Opened:
         """Pictures as a video, which is on disk beside them."""
-        assert isinstance(medium.source, Media)
-        frames = frame_windows(body.spool, medium.frames or (medium.source,))
         output, take = self._spool(exits)
         take(sum(frame.num_bytes for frame in frames))
         await asyncio.to_thread(write_avi, frames, medium.frames_per_second, output, medium.param)

@@ -59,8 +59,13 @@ def gateway() -> Iterator[FakeGateway]:
         yield running
 
 
-def jpeg(shade: int, size: tuple[int, int] = (64, 48)) -> bytes:
+def jpeg(shade: int, size: tuple[int, int] = (64, 48), kind: str = "JPEG", mode: str = "RGB") -> bytes:
     """A picture of one colour."""
     target = io.BytesIO()
-    Image.fromarray(np.full((size[1], size[0], 3), shade, np.uint8)).save(target, "JPEG")
+    Image.fromarray(np.full((size[1], size[0], 3), shade, np.uint8)).convert(mode).save(target, kind)
     return target.getvalue()
+
+
+def png(shade: int, size: tuple[int, int] = (64, 48), mode: str = "RGB") -> bytes:
+    """The same as PNG."""
+    return jpeg(shade, size, "PNG", mode)

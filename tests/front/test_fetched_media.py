@@ -6,6 +6,7 @@ import io
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.chat_messages import Medium, MediumKind
 from slipstream.services.front.json_body import JsonBody, Media
 from slipstream.services.front.sources import Opened, Sources
+from tests.front.conftest import png
 
 PIECE, MAX_PIECES = bytes(1000), 3
 MEDIUM = Medium(MediumKind.VIDEO, "https://videos.example/a.mp4", "messages")
@@ -42,6 +44,25 @@ async def test_room_is_taken_while_they_are_there() -> None:
     async with fetched(MAX_PIECES, spooled) as opened:
         video: Any = opened.video
         assert video.read() == PIECE * MAX_PIECES and spooled.used == MAX_PIECES * len(PIECE)
+    assert not spooled.used
+
+
+async def test_a_picture_that_nobody_reads_is_a_video_of_one_frame() -> None:
+    picture = png(9)
+
+    async def fetch(source: str, sink: Any, /) -> None:
+        await sink.write(picture)
+
+    spooled = Places("spooled_bytes", 10**6)
+    sources, medium = Sources(fetch, None, 10**6, spooled), replace(MEDIUM, kind=MediumKind.IMAGE)
+    with JsonBody(10**6, 10**6) as body:
+        async with sources.opened(medium, body, GatewayInfo(reads_documents=True), "") as page:
+            video: Any = page.video
+            assert page.is_document and video.read() == picture
+        async with sources.opened(medium, body, GatewayInfo(), "") as opened:
+            video = opened.video
+            data = video.read()
+            assert not opened.is_document and data[:4] == b"RIFF" and picture in data
     assert not spooled.used
 
 

@@ -2,16 +2,17 @@
 
 import io
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from slipstream.services.front.api_errors import ApiError
-from slipstream.services.front.frames import jpeg_size, write_avi
+from slipstream.services.front.frames import jpeg_size, kind_and_size, write_avi
 from slipstream.services.front.json_body import Window
 from slipstream.video.decode import sample_video
 from slipstream.video.messages import DecodeLimits
-from tests.front.conftest import jpeg
+from tests.front.conftest import jpeg, png
 
 MIB = 1024**2
 
@@ -26,9 +27,10 @@ def windows(pictures: list[bytes]) -> list[Window]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
-def test_the_decoder_sees_them(count: int) -> None:
+@pytest.mark.parametrize("picture", [jpeg, png])
+def test_the_decoder_sees_them(picture: Callable[..., bytes], count: int) -> None:
     output = io.BytesIO()
-    write_avi(windows([jpeg(30 * n, (65, 47)) for n in range(count)]), 4.0, output, "video")
+    write_avi(windows([picture(30 * n, (65, 47)) for n in range(count)]), 4.0, output, "video")
     video = sample_video(io.BytesIO(output.getvalue()), count, DecodeLimits())
     shades = [int(frame.mean()) for frame in video.frames]
     assert all(abs(shade - 30 * n) < 4 for n, shade in enumerate(shades)) and not video.warnings
@@ -36,9 +38,29 @@ def test_the_decoder_sees_them(count: int) -> None:
     assert video.frames.shape[1:3] == (47, 65)
 
 
+def test_every_kind_of_png() -> None:
+    modes = ["RGB", "RGBA", "L", "LA", "P", "1", "I;16"]
+    output = io.BytesIO()
+    write_avi(windows([png(255, mode=mode) for mode in modes]), 1.0, output, "video")
+    video = sample_video(io.BytesIO(output.getvalue()), len(modes), DecodeLimits())
+    assert len(video.frames) == len(modes) and not video.warnings
+    shades = [int(frame.min()) for frame in video.frames]
+    assert shades == [255] * 6 + [1], "the last says 255 of 65,535"
+
+
 @pytest.mark.parametrize(
     "pictures",
-    [[b"GIF89a"], [b""], [jpeg(1), b"\xff\xd8\xff"], [jpeg(1), jpeg(1, (32, 32))], [jpeg(1)[:100]]],
+    [
+        [b"GIF89a"],
+        [b""],
+        [jpeg(1), b"\xff\xd8\xff"],
+        [jpeg(1), jpeg(1, (32, 32))],
+        [jpeg(1)[:100]],
+        [png(1)[:20]],
+        [png(1)[:16] + bytes(8) + png(1)[24:]],
+        [png(1)[:16] + b"\xff" * 8 + png(1)[24:]],
+        [png(1), jpeg(1)],
+    ],
 )
 def test_what_is_no_picture_of_that_size(pictures: list[bytes]) -> None:
     with pytest.raises(ApiError) as refused:
@@ -60,7 +82,8 @@ def test_a_large_picture_is_not_held_in_memory(tmp_path: Path) -> None:
 def test_sizes() -> None:
     picture, metadata = jpeg(5, (123, 45)), b"\xff\xe1\xff\xff" + bytes(0xFFFF - 2)
     for whole in (picture, picture[:2] + 3 * metadata + picture[2:]):
-        assert jpeg_size(*windows([whole])) == (123, 45)
+        assert kind_and_size(*windows([whole])) == (b"MJPG", 123, 45)
+    assert kind_and_size(*windows([png(5, (123, 45))])) == (b"MPNG", 123, 45)
     heads = (b"", b"\xff\xd8", b"\xff\xd8" + b"\xff" * 100, b"\xff\xd8\xff\xe0\x00\x02" * 50, b"\xff\xd8" + metadata)
     for number, _ in enumerate(heads):
         with pytest.raises(ValueError, match="JPEG"):
