@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from slipstream.errors import InvalidConfig
 from slipstream.services.front.api_errors import ApiError, no_room, not_found, too_large
 from slipstream.services.front.config import FrontConfig
 
@@ -140,10 +141,14 @@ class NewFile:
 
 
 class FileStore:
-    """All files. Every method blocks; owners see their own."""
+    """All files. Every method blocks; owners see their own. Raises `InvalidConfig` where there can be no folder."""
 
     def __init__(self, config: FrontConfig) -> None:
         self._folder = Path(config.data) / "files"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidConfig(f"--data: {config.data!r} cannot be such a folder: {error.strerror}") from None
         self._config = config
         self._rooms: dict[str, Room] = {}
 

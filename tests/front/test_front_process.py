@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.errors import InvalidConfig
 from slipstream.process_life import PARENT_PID_VARIABLE
 from slipstream.services.front import readiness
 from slipstream.services.front.gateways import Gateways
@@ -43,6 +44,13 @@ async def test_a_second_signal_ends_it_at_once(gateway: FakeGateway, tmp_path: P
         writer.close()
     finally:
         await front.stop(30)
+
+
+async def test_a_folder_that_cannot_be_ends_the_start(gateway: FakeGateway, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidConfig, match=r"--data: '.*/file/data' cannot be such a folder: Not a directory"):
+        async with front_at(gateway.address, data=str(tmp_path / "file" / "data")):
+            pass
 
 
 async def test_many_who_ask_whether_it_is_ready_share_one_look(
