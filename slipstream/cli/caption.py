@@ -1,7 +1,7 @@
 """`slipstream caption`: captions video files through a gateway, or through a stack of its own."""
 
 import inspect
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,8 +68,13 @@ def _read_text(spec: OptionSpec, path: Path) -> str:
         raise InvalidRequest(f"--{spec.flag}: cannot read {str(path)!r}: {reason}") from None
 
 
-def _parameter(spec: OptionSpec) -> inspect.Parameter:
-    """The flag of one row of the table, for typer."""
+def flags(*, hidden: Collection[str] = ()) -> inspect.Signature:
+    """Of all options, for typer; the help is silent about the hidden ones."""
+    return inspect.Signature([_parameter(spec, spec.name in hidden) for spec in OPTIONS if spec.flag])
+
+
+def _parameter(spec: OptionSpec, hidden: bool) -> inspect.Parameter:
+    """The flag of one row of the table."""
     flag = f"--{spec.flag}/--no-{spec.flag}" if spec.kind is bool else f"--{spec.flag}"
     told = typer.Option(
         flag,
@@ -79,6 +84,7 @@ def _parameter(spec: OptionSpec) -> inspect.Parameter:
         min=spec.low,
         max=spec.high if spec.high is None or spec.high < LARGE else None,
         metavar="FILE" if spec.is_file else None,
+        hidden=hidden,
     )
     kind: Any = list[spec.kind] if spec.repeated else spec.kind  # type: ignore[name-defined]
     return inspect.Parameter(
@@ -86,8 +92,7 @@ def _parameter(spec: OptionSpec) -> inspect.Parameter:
     )
 
 
-_PARAMETERS = [_parameter(spec) for spec in OPTIONS if spec.flag]
-caption_options.__signature__ = inspect.Signature(_PARAMETERS)  # type: ignore[attr-defined]
+caption_options.__signature__ = flags()  # type: ignore[attr-defined]
 
 
 # -- caption ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from slipstream.cli.caption import caption_options
+from slipstream.cli.caption import caption_options, flags
 from slipstream.cli.common import (
     ConnectionOptions,
     bundled,
@@ -38,10 +38,10 @@ from slipstream.documents.messages import (
     RegionKind,
 )
 from slipstream.documents.output import markdown_page, page_record
-from slipstream.documents.reading import OCR_WHEN, STAGES, DocumentOptions, PageReading
+from slipstream.documents.reading import NOT_OF_PAGES, OCR_WHEN, STAGES, DocumentOptions, PageReading
 from slipstream.documents.surfaces import SURFACES, USUAL_SURFACE, page_text
 from slipstream.errors import InvalidConfig, SlipstreamError
-from slipstream.options import CaptionOptions
+from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
 from slipstream.stack.local import POCKET_READER, StackOptions
 
 READER_PANEL = "Reader"
@@ -77,7 +77,15 @@ ReaderOption = Annotated[
 ]
 
 
-@bundled(stack_options=model_options, options=caption_options, connection=connection_options)
+def page_options(**values: Any) -> CaptionOptions:
+    """Those of a caption, of which the help shows what a page has a use for."""
+    return caption_options(**values)
+
+
+page_options.__signature__ = flags(hidden=NOT_OF_PAGES)  # type: ignore[attr-defined]
+
+
+@bundled(stack_options=model_options, options=page_options, connection=connection_options)
 def read_command(
     *,
     files: Annotated[list[Path], typer.Argument(help="PDF, PNG, JPEG or TIFF files.", show_default=False)],
@@ -107,7 +115,8 @@ def read_command(
     if len({path.stem for path in files}) < len(files):
         raise InvalidConfig("two of the documents would have the same name in --output; read them one by one")
     of_targets = {"ocr": ocr != DocumentOptions.ocr, "stage": stage != DocumentOptions.stage, "gateway": bool(gateway)}
-    _check_who_reads(reader, ocr_only, of_targets | dict.fromkeys(options.given(), True))
+    of_targets |= {OPTIONS_BY_NAME[name].flag or name: True for name in options.given()}
+    _check_who_reads(reader, ocr_only, of_targets)
     if ocr_only or gateway is not None:
         check_no_models(stack_options, "--ocr-only" if ocr_only else "--gateway")
     stack_options = _with_a_reader(stack_options)
@@ -139,7 +148,7 @@ def read_command(
 def _check_who_reads(reader: str, ocr_only: bool, of_targets: Mapping[str, bool]) -> None:
     """`of_targets`: whether flags were given that only a target heeds. Raises `InvalidConfig`."""
     if ocr_only and (flag := next((name for name, is_given in of_targets.items() if is_given), "")):
-        raise InvalidConfig(f"--{flag.replace('_', '-')} is for a target that reads: leave it out with --ocr-only")
+        raise InvalidConfig(f"--{flag} is for a target that reads: leave it out with --ocr-only")
     if reader and not ocr_only:
         raise InvalidConfig("--reader is for --ocr-only: a gateway has a reader of its own")
 

@@ -13,6 +13,8 @@ from slipstream.options import CaptionOptions
 
 PAGE_OPTIONS = CaptionOptions(prompt="Read this page.", num_frames=1, method="hints")
 """What is asked of a page where nothing else was."""
+NOT_OF_PAGES = ("segments", "summary", "summary_prompt", "duplicates", "skip_marked", "turns", "num_frames", "fps")
+"""Options of captions that a page has no use for."""
 STAGES = ("page", "region+page")
 """How a page is read: by the target at once, or after its regions (hierarchical speculative decoding, section 3.1)."""
 

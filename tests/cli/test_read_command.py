@@ -33,7 +33,9 @@ from slipstream.documents.messages import (
     RegionKind,
 )
 from slipstream.documents.pool import NEEDED
-from slipstream.errors import ReaderUnavailable, UnreadableDocument
+from slipstream.documents.reading import NOT_OF_PAGES, DocumentOptions
+from slipstream.errors import InvalidRequest, ReaderUnavailable, UnreadableDocument
+from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
 from slipstream.stack.local import Stack
 from tests.support.documents import encrypted, needs_documents, pdf_of, words_at
 from tests.support.world import World
@@ -169,6 +171,7 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
         ["--gateway", "127.0.0.1:1"],
         ["--method", "hsd"],
         ["--max-new-tokens", 9],
+        ["--frames", 3],
     ):
         assert read(tmp_path / "a.pdf", "--output", tmp_path, "--ocr-only", *of_targets) == 2
         assert f"{of_targets[0]} is for a target that reads" in capsys.readouterr().err
@@ -264,6 +267,19 @@ def test_a_gateway_without_a_reader_is_told_of(
     assert "reads no documents; start it with --reader" in capsys.readouterr().err
     assert read(tmp_path / "a.pdf", "--output", tmp_path, "--reader", "127.0.0.1:1") == 2
     assert "--reader is for --ocr-only" in capsys.readouterr().err
+
+
+def test_the_help_shows_what_a_page_can_be_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    of_films: dict[str, Any] = {"segments": "fixed:9s", "summary": True, "summary_prompt": "In short?"}
+    others = {"duplicates": "hint", "skip_marked": "black", "turns": ("Who?", "A fox."), "num_frames": 2, "fps": 1.0}
+    assert run(["read", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert "--prompt " in told and "--method " in told
+    for name in NOT_OF_PAGES:
+        assert f"--{OPTIONS_BY_NAME[name].flag} " not in told
+        options = CaptionOptions(**of_films if name in of_films else {name: others[name]})
+        with pytest.raises(InvalidRequest, match="must be left out"):
+            DocumentOptions(caption=options).check()
 
 
 @needs_documents
