@@ -25,7 +25,7 @@ _ARROW = "-->"
 
 @dataclass(frozen=True)
 class Cue:
-    """One sentence from `start_ms` to `end_ms`, which is later."""
+    """What is shown from `start_ms` to `end_ms`, which is later: lines, none of them empty."""
 
     start_ms: int
     end_ms: int
@@ -73,10 +73,12 @@ def to_srt(text: str, duration_s: float) -> str:
 SEGMENTS_NOTE = "NOTE Each cue is the caption of a segment of the film, from its first frame's timestamp in the file."
 
 
-def segment_cue(start_s: float, end_s: float, text: str) -> Cue:
-    """One cue for a segment, at its times; those before 0, which a file may have, are 0, and none is empty."""
+def segment_cue(start_s: float, end_s: float, texts: Sequence[str]) -> Cue:
+    """One cue for a segment, a line for each of its texts, at its times; those before 0, which a file may have, are 0,
+    and none is empty."""
     start_ms = max(round(start_s * MS_PER_S), 0)
-    return Cue(start_ms, max(round(end_s * MS_PER_S), start_ms + 1), " ".join(text.split()))
+    lines = filter(None, (" ".join(_visible(text).split()) for text in texts))
+    return Cue(start_ms, max(round(end_s * MS_PER_S), start_ms + 1), "\n".join(lines))
 
 
 def vtt_of(cues: Sequence[Cue], note: str) -> str:
@@ -122,7 +124,7 @@ def _safe_part(part: str, extension: str, is_last: bool) -> str:
 
 
 def _visible(text: str) -> str:
-    return "".join(char for char in text if unicodedata.category(char) != "Cc")
+    return "".join(char for char in text if char == "\n" or unicodedata.category(char) != "Cc")
 
 
 def _time(total_ms: int, mark: str) -> str:

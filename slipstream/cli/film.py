@@ -48,7 +48,7 @@ async def caption_film(
         events = _warned(video, captioner.film_events(video_at(video), options=options, timeout_s=timeout_s))
         async for part in segment_captions(events, options):
             if not part.segment.is_summary:
-                cues.append(segment_cue(part.segment.start_s, part.segment.end_s, " ".join(part.texts)))
+                cues.append(segment_cue(part.segment.start_s, part.segment.end_s, part.texts))
             typer.echo(json.dumps(segment_record(video, part)) if as_json else segment_line(part))
             if part.segment.error:
                 complain(video, f"{_name(part)}: {part.segment.error}")

@@ -96,9 +96,15 @@ def test_subtitles_of_the_archive_carry_them_too(tmp_path: Path) -> None:
 
 
 def test_times_before_zero_and_segments_without_length_are_cues_all_the_same() -> None:
-    cues = [segment_cue(-0.5, 0.25, "a"), segment_cue(0.25, 0.25, "b")]
+    cues = [segment_cue(-0.5, 0.25, ["a"]), segment_cue(0.25, 0.25, ["b"])]
     assert srt_of(cues).count("-->") == 2 and "00:00:00,250 --> 00:00:00,251" in srt_of(cues)
     assert vtt_of([], SEGMENTS_NOTE) == f"WEBVTT\n\n{SEGMENTS_NOTE}\n" and not srt_of([])
+
+
+def test_every_answer_about_a_segment_has_a_line() -> None:
+    cues = [segment_cue(0, 1, ["A dog\n\nruns.", "\x01", "", "Yes."]), segment_cue(1, 2, ["\x01"])]
+    assert srt_of(cues) == "1\n00:00:00,000 --> 00:00:01,000\nA dog runs.\nYes.\n"
+    assert vtt_of(cues, "NOTE").endswith("01.000\nA dog runs.\nYes.\n")
 
 
 def test_a_text_that_is_not_of_the_segments_own_frames_says_so() -> None:
@@ -280,7 +286,7 @@ ANSWERED = [
 def test_a_summary_is_in_no_subtitle_and_all_answers_are(tmp_path: Path) -> None:
     with open_writer(Output(str(tmp_path), Format.SRT)) as write:
         write(JOB, ANSWERED)
-    assert (tmp_path / "film.srt").read_text() == "1\n00:00:00,000 --> 00:00:10,000\na dog nobody\n"
+    assert (tmp_path / "film.srt").read_text() == "1\n00:00:00,000 --> 00:00:10,000\na dog\nnobody\n"
     record = job_record(JOB, ANSWERED)
     assert record["text"] == "a dog\n\nnobody" and record["summary"]["text"] == "all"
 

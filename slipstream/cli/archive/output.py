@@ -215,7 +215,7 @@ def _folder(folder: Path, form: Format) -> Iterator[Write]:
 def _film_cues(parts: Sequence[JobPart]) -> list[Cue]:
     """A film as subtitles: of each segment all that was said of it."""
     return [
-        segment_cue(result.segment.start_s, result.segment.end_s, " ".join(result.texts))
+        segment_cue(result.segment.start_s, result.segment.end_s, result.texts)
         for result in segments_of(parts)
         if result.texts
     ]
