@@ -25,7 +25,7 @@ from slipstream.archive.queue import JobRecord, JobState
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.stack.redis_server import EmbeddedServer
 from tests.support.clips import make_colour_clip
-from tests.support.redis_group import free_ports
+from tests.support.processes import free_ports
 
 NODES, CLIPS = ("n1", "n2"), 60
 PATIENCE_S = 600.0

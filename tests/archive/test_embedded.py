@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from slipstream.errors import InvalidConfig, ServiceUnavailable
 from slipstream.stack import redis_server
 from slipstream.stack.redis_server import EmbeddedServer
+from tests.support.processes import free_ports
 
 PARENT = """
 import asyncio, pathlib, sys, time
@@ -60,10 +61,10 @@ async def test_data_may_load_for_longer_than_a_server_may_be_silent(
         await EmbeddedServer(tmp_path).start()
 
 
-async def test_deep_folders_and_loopback_ports(tmp_path: Path, unused_tcp_port: int) -> None:
+async def test_deep_folders_and_loopback_ports(tmp_path: Path) -> None:
     for server in (
         EmbeddedServer(tmp_path / ("deep" * 40)),
-        EmbeddedServer(tmp_path / "port", port=unused_tcp_port),
+        EmbeddedServer(tmp_path / "port", port=free_ports(1)[0]),
     ):
         async with server, Redis.from_url(server.url) as redis:
             assert await redis.config_get("appendfsync") == {"appendfsync": "always"}

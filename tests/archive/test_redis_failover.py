@@ -27,7 +27,8 @@ from slipstream.archive.redis_queue import RedisQueue
 from slipstream.errors import InvalidConfig
 from slipstream.stack.redis_server import EmbeddedServer
 from tests.archive.worlds import DONE, specs
-from tests.support.redis_group import HOST, RedisGroup, free_ports
+from tests.support.processes import free_ports
+from tests.support.redis_group import HOST, RedisGroup
 
 in_one_loop = pytest.mark.asyncio(loop_scope="module")
 

@@ -28,6 +28,7 @@ from slipstream.engine.parallel.ranks import Leader, RankOrder
 from slipstream.engine.parallel.shards import check_split
 from slipstream.engine.startup import ModelServiceConfig, load_together, rank_order
 from slipstream.errors import DeviceLost, InvalidConfig, ModelNotUsable
+from tests.support.processes import free_ports
 from tests.support.tiny_checkpoint import write_tiny_llava
 
 
@@ -265,12 +266,6 @@ def test_strangers_are_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     silent.close(), member.close(), leader.close()
 
 
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
-
-
 def tell_rank(monkeypatch: pytest.MonkeyPatch, rank: int, port: int) -> None:
     """What `torchrun` tells its processes, of a store at this port."""
     told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2, "RANK": rank}
@@ -287,7 +282,7 @@ def test_a_meeting_point_that_nobody_reaches(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, rank: int, come: Callable[[Path], None]
 ) -> None:
     """`torchrun`'s own store: every rank says where it looked, and what to set."""
-    port = closed_port()
+    (port,) = free_ports(1)
     tell_rank(monkeypatch, rank, port)
     monkeypatch.setattr(ranks, "JOIN_S", 0.3)
     reason = rf"rank {rank} does not meet the others at 127\.0\.0\.1:{port} within 0\.3 s; .*GLOO_SOCKET_IFNAME"

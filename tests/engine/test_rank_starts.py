@@ -25,8 +25,8 @@ from slipstream.engine.parallel.ranks import Group, Leader
 from slipstream.engine.parallel.shards import shards_on
 from slipstream.errors import InvalidConfig
 from slipstream.services.target import __main__ as target
-from tests.engine.test_rank_errors import closed_port
 from tests.engine.test_ranks import greedy, prefilled, start
+from tests.support.processes import free_ports
 from tests.support.tiny_checkpoint import write_tiny_llava
 
 LIMIT_S, LATE_S = 4.0, 6.0
@@ -146,7 +146,7 @@ def test_a_machine_is_found_by_a_name_that_leads_elsewhere_from_itself(reached_a
 def test_a_rank_that_finds_an_earlier_start_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """`torchrun` starts its processes anew beside the store that it has, and rank 0 may be the last of them."""
     store = HashStore()
-    store.set("leader", json.dumps(["127.0.0.1", closed_port(), "earlier"]))
+    store.set("leader", json.dumps(["127.0.0.1", *free_ports(1), "earlier"]))
     leader = Leader(2, store, lambda error: None)
     meeting = threading.Thread(target=leader.meet, args=("127.0.0.1",))
 

@@ -33,8 +33,8 @@ from slipstream.stack.redis_server import EmbeddedServer
 from tests.archive.worlds import until
 from tests.services.test_archive_runner import FakeCaptioner, lease_of
 from tests.support.memory_queue import MemoryQueue
-from tests.support.processes import eventually
-from tests.support.redis_group import RedisGroup, free_ports
+from tests.support.processes import eventually, free_ports
+from tests.support.redis_group import RedisGroup
 
 CONFIG = GatewayConfig(listen="", target="t:1", archive_drain_s=0.1)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
@@ -30,7 +29,7 @@ from slipstream.stack.redis_server import EmbeddedServer
 from tests.archive.worlds import until
 from tests.rpc.secured import Certificates, make_certificates
 from tests.support.keda import KedaClient
-from tests.support.processes import logged, new_process
+from tests.support.processes import free_ports, logged, new_process
 
 SLOTS, MOST = 4, 6
 GRACE_S = 3600.0
@@ -263,12 +262,6 @@ async def refused(address: str, security: Any = None, **metadata: str) -> grpc.S
     return None
 
 
-def free_port() -> str:
-    with socket.socket() as probe_socket:
-        probe_socket.bind(("127.0.0.1", 0))
-        return f"localhost:{probe_socket.getsockname()[1]}"
-
-
 async def test_who_may_ask(server: EmbeddedServer, tmp_path: Path) -> None:
     queue = RedisQueue(server.url)
     ours, kedas = make_certificates(tmp_path / "ours"), make_certificates(tmp_path / "kedas")
@@ -276,16 +269,16 @@ async def test_who_may_ask(server: EmbeddedServer, tmp_path: Path) -> None:
     token, line = new_token("keda")
     (tmp_path / "tokens").write_text(line)
     wire = {"tls_cert": certificate, "tls_key": key, "tokens": str(tmp_path / "tokens")}
-    nobody, address = ours.peer(with_certificate=False), free_port()
+    nobody = ours.peer(with_certificate=False)
+    address, guarded = (f"localhost:{port}" for port in free_ports(2))
     async with scaler(queue, address, **wire):
         assert await refused(address, nobody) is grpc.StatusCode.UNAUTHENTICATED
         assert await refused(address, nobody, authorization=f"Bearer {token}") is None
         assert await probe(address, "", nobody) == "SERVING"
-    address = free_port()
-    async with scaler(queue, address, **wire, scaler_client_ca=kedas.ca):
-        assert await refused(address, nobody, authorization=f"Bearer {token}") is grpc.StatusCode.UNAVAILABLE
-        assert await refused(address, ours.peer("gateway")) is grpc.StatusCode.UNAVAILABLE
-        assert await refused(address, shown_by(kedas, to=ours)) is None
+    async with scaler(queue, guarded, **wire, scaler_client_ca=kedas.ca):
+        assert await refused(guarded, nobody, authorization=f"Bearer {token}") is grpc.StatusCode.UNAVAILABLE
+        assert await refused(guarded, ours.peer("gateway")) is grpc.StatusCode.UNAVAILABLE
+        assert await refused(guarded, shown_by(kedas, to=ours)) is None
     await queue.close()
 
 

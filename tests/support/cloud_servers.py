@@ -17,7 +17,6 @@ import http.client
 import importlib.util
 import json
 import shutil
-import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from slipstream.objects.store import ObjectStore, ObjectUrl
+from tests.support.processes import free_ports
 
 BUCKET = "films"
 ACCOUNT = "devstoreaccount1"
@@ -131,7 +131,8 @@ async def _google() -> AsyncIterator[CloudServer]:
     with _relay() as relay:
         port = relay.server_address[1]
         public = "-public-host", f"127.0.0.1:{port}"
-        async with _process(program, *flags, "-port", str(_free_port()), *public) as lines:
+        own = "-port", str(*free_ports(1))  # it does not say which one it was given
+        async with _process(program, *flags, *own, *public) as lines:
             relay.upstream = await _told_port(lines, "server started at ")
             body = json.dumps({"name": BUCKET}).encode()
             await asyncio.to_thread(_call, relay.upstream, "POST", "/storage/v1/b?project=p", body, {})
@@ -214,13 +215,6 @@ async def _process(*words: str) -> AsyncIterator[asyncio.StreamReader]:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.communicate()
-
-
-def _free_port() -> int:
-    """For a server that does not say which one it was given."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 async def _told_port(lines: asyncio.StreamReader, behind: str) -> int:

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import obstore
 from obstore.store import S3Store
+
+from tests.support.processes import free_ports
 
 BUCKET = "films"
 KEYS = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
@@ -125,9 +126,7 @@ class ObjectServer:
 @contextlib.asynccontextmanager
 async def object_server() -> AsyncIterator[ObjectServer]:
     """Serves until the context is left."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)),
         env={**os.environ, **KEYS},

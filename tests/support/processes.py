@@ -15,11 +15,18 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from slipstream.process_life import PARENT_PID_VARIABLE
+from slipstream.stack.addresses import gateway_address
 from slipstream.stack.local import Stack
 from slipstream.stack.process import ServiceProcess
 from tests.support.forked_services import fork_server_pids
 
 START_S, STOP_S = 240.0, 30.0
+
+
+def free_ports(number: int) -> list[int]:
+    """Distinct ports that nobody has now, nor is given meanwhile: the system assigns none of these, and each worker of
+    the tests has its own."""
+    return [int(gateway_address(None).rpartition(":")[2]) for _ in range(number)]
 
 
 def new_process(name: str, folder: Path, *flags: str, listen: str = "", **env: str) -> ServiceProcess:

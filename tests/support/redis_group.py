@@ -6,7 +6,6 @@ import os
 import random
 import re
 import signal
-import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,6 +17,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from slipstream.stack.redis_server import EmbeddedServer, find_server
+from tests.support.processes import free_ports
 
 GROUP = "queue"
 SENTINELS, REPLICAS = 3, 2
@@ -28,15 +28,6 @@ HASTE = {"info-period": 300, "ask-period": 300, "publish-period": 300, "ping-per
 HEARD_S = 12.0
 """Until a leader that was deposed has heard of it, as a rule; who uses it is to find out before."""
 HOST = "127.0.0.1"
-
-
-def free_ports(number: int) -> list[int]:
-    """Distinct ports that nobody has now."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(number)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 class Place(NamedTuple):
