@@ -317,7 +317,8 @@ async def test_tokens_before_it_is_ready(liar: Liar) -> None:
         yield ready()
         await asyncio.Event().wait()
 
-    assert "before it was ready" in reasons(await liar.until(reasons, behave))
+    captioned = await liar.until(was_lost_by_a_lie, behave)
+    assert "before it was ready" in reasons(captioned)
 
 
 async def test_its_words_are_cut_and_plain(liar: Liar) -> None:
