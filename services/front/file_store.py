@@ -99,7 +99,8 @@ class NewFile:
         self._folder.mkdir(parents=True, mode=0o700)
         self._file: IO[bytes] = (self._folder / _CONTENT).open("wb")
         self._limit, self._room = limit, room
-        self._is_kept = False
+        self._naming = threading.Lock()
+        self._is_kept = self._is_left = False
         self.num_bytes = 0
 
     def write(self, data: bytes) -> None:
@@ -114,7 +115,8 @@ class NewFile:
             raise no_room("the file", error) from None
 
     def keep(self, file_id: str, filename: str, purpose: str, expires_s: int | None) -> KeptFile:
-        """Durable and seen from now on; what has this id already has the same content and stays, as it may be read."""
+        """Durable and seen from now on; what has this id already has the same content and stays, as it may be read. It
+        may be left meanwhile, by who is cancelled while another thread is here, and is then not seen."""
         kept = KeptFile(file_id, filename, purpose, self.num_bytes, int(time.time()), expires_s)
         try:
             sync(self._file)
@@ -123,9 +125,10 @@ class NewFile:
                 sync(facts)
             sync_folder(self._folder)
             target = self._folder.parent / file_id
-            if not target.exists():
-                self._folder.rename(target)
-                self._is_kept = True
+            with self._naming:  # else a folder that is being removed could become the file, and that stay empty
+                if not self._is_left and not target.exists():
+                    self._folder.rename(target)
+                    self._is_kept = True
             sync_folder(target.parent)
         except OSError as error:
             raise no_room("the file", error) from None
@@ -135,6 +138,8 @@ class NewFile:
         return self
 
     def __exit__(self, *_: object) -> None:
+        with self._naming:
+            self._is_left = True
         self._file.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         self._room.leave(self.num_bytes, self._is_kept)

@@ -1,9 +1,13 @@
 """Files on disk, and how much of it one owner may have."""
 
+import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from slipstream.services.front import file_store
 from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.config import FrontConfig
 from slipstream.services.front.file_store import FileStore, NewFile, new_file_id
@@ -61,3 +65,32 @@ def test_a_file_that_is_deleted_while_it_is_looked_for_is_not_found(files: FileS
     with pytest.raises(ApiError, match="there is no file") as refused:
         files.open("ann", file_id)
     assert refused.value.status == 404
+
+
+def test_a_file_that_is_left_while_it_is_kept_has_no_name(files: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_synced, is_left, file_id = threading.Event(), threading.Event(), new_file_id()
+    sync_folder, unlink = file_store.sync_folder, os.unlink
+
+    def paused(folder: Path) -> None:
+        sync_folder(folder)
+        is_synced.set()
+        assert is_left.wait(60)
+
+    def removed(*file: Any, **at: Any) -> None:
+        is_left.set()
+        keeping.join()
+        unlink(*file, **at)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(file_store, "sync_folder", paused)
+        patches.setattr(os, "unlink", removed)
+        with files.new("ann") as file:
+            file.write(b"a")
+            keeping = threading.Thread(target=file.keep, args=(file_id, "a", "user_data", None))
+            keeping.start()
+            assert is_synced.wait(60)
+    with files.new("ann") as again:
+        again.write(b"a")
+        again.keep(file_id, "a", "user_data", None)
+    with files.open("ann", file_id) as found:
+        assert found.read() == b"a"
