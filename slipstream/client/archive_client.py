@@ -16,7 +16,7 @@ import grpc
 from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPage, JobPart, PartPage, Submitted
 from slipstream.archive.quality import Norms
 from slipstream.archive.queue import JobState, UnknownBatch
-from slipstream.client.connection import Connection
+from slipstream.client.connection import Connection, closing_told
 from slipstream.errors import (
     InvalidConfig,
     Overloaded,
@@ -69,7 +69,8 @@ class ArchiveClient:
         await self._connection.settle()
         channel = self._connection.channel
         try:
-            return await self._submit_at(channel, batch, items)
+            with closing_told():
+                return await self._submit_at(channel, batch, items)
         except ServiceUnavailable:
             self._connection.turn_from(channel)
             raise
@@ -129,7 +130,7 @@ class ArchiveClient:
                 away_since = away_since or time.monotonic()
                 num_unreachable += isinstance(error, ServiceUnreachable)
                 never_there = num_unreachable > len(self._connection.others) and not submitted.batch_id
-                if never_there or time.monotonic() - away_since > PATIENCE_S:
+                if never_there or self._is_over(away_since):
                     raise _with_progress(error, submitted) from error
                 await asyncio.sleep(FIRST_PAUSE_S)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -231,30 +232,34 @@ class ArchiveClient:
             except ServiceUnavailable:
                 away_since = away_since or time.monotonic()
                 self._connection.turn_from(channel)
-                if not (was_there or untried) or time.monotonic() - away_since > PATIENCE_S:
+                if not (was_there or untried) or self._is_over(away_since):
                     raise
                 untried = max(untried - 1, 0)
             await asyncio.sleep(PAUSE_S)
 
     async def _watch_once(self, channel: grpc.aio.Channel, batch: str) -> AsyncGenerator[Batch, None]:
-        call = _stub(channel).WatchBatch(archive_pb2.WatchBatchRequest(batch=batch), metadata=self._metadata)
-        try:
-            with _our_errors():
+        with _our_errors():
+            call = _stub(channel).WatchBatch(archive_pb2.WatchBatchRequest(batch=batch), metadata=self._metadata)
+            try:
                 async for snapshot in call:
                     yield codec.read_batch(snapshot)
-        finally:
-            call.cancel()
+            finally:
+                call.cancel()
 
     async def _with_patience(self, method: Method[AnswerT], request: object) -> AnswerT:
         """A call that may be repeated, through restarts of the gateway."""
-        give_up_at = time.monotonic() + PATIENCE_S
+        since = time.monotonic()
         while True:
             try:
                 return await self._ask(method, request)
             except ServiceUnavailable:
-                if time.monotonic() > give_up_at:
+                if self._is_over(since):
                     raise
             await asyncio.sleep(PAUSE_S)
+
+    def _is_over(self, away_since: float) -> bool:
+        """Nobody waits any longer for gateways that are away since then."""
+        return self._connection.is_closed or time.monotonic() - away_since > PATIENCE_S
 
     async def _ask(self, method: Method[AnswerT], request: object) -> AnswerT:
         async def ask(channel: grpc.aio.Channel) -> AnswerT:
@@ -288,7 +293,8 @@ def _with_progress(error: SlipstreamError, submitted: Submitted) -> SlipstreamEr
 @contextmanager
 def _our_errors() -> Iterator[None]:
     try:
-        yield
+        with closing_told():
+            yield
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             raise InvalidConfig("this gateway has no archive: start it with --redis, or use `slipstream up`") from error

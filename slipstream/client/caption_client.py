@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Protocol, cast
 
 import grpc
 
-from slipstream.client.connection import CONNECT_S, Connection
+from slipstream.client.connection import CONNECT_S, Connection, closing_told
 from slipstream.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -249,18 +249,15 @@ class _Asking:
         call = stub.Caption(upload.messages(), timeout=max(left_s, 0.0), metadata=self.connection.metadata)
         first_status = FirstStatus(call)
         try:
-            async for message in call:
-                yield received.add(read_caption_event(message))
+            with closing_told(lambda: upload.failure):
+                async for message in call:
+                    yield received.add(read_caption_event(message))
         except grpc.aio.AioRpcError as error:
             error = await first_status.correct(error)
             self.failure = received.failure(error, self.timeout_s)
             if not self._may_resume(error, upload):
                 raise self.failure from error
             self.connection.turn_from(channel)
-        except asyncio.CancelledError as error:
-            if (task := asyncio.current_task()) is None or task.cancelling():  # else gRPC says so of its ended call
-                raise
-            raise upload.failure or ServiceUnavailable("the connection to the gateway was closed") from error
         finally:
             call.cancel()
             upload.close()
@@ -299,7 +296,7 @@ class _Asking:
             try:
                 if await connection.is_ready(min(left_s, CONNECT_S)):
                     return True
-            except grpc.aio.UsageError:  # closed on this side
+            except ServiceUnavailable:  # closed on this side
                 return False
         return False
 
@@ -356,9 +353,10 @@ async def gateway_info(connection: Connection) -> GatewayInfo:
     async def ask(channel: grpc.aio.Channel) -> gateway_pb2.GatewayInfo:
         stub, request = gateway_pb2_grpc.GatewayStub(channel), gateway_pb2.GetGatewayRequest()
         try:
-            info: gateway_pb2.GatewayInfo = await stub.GetGateway(
-                request, timeout=INFO_TIMEOUT_S, metadata=connection.metadata
-            )
+            with closing_told():
+                info: gateway_pb2.GatewayInfo = await stub.GetGateway(
+                    request, timeout=INFO_TIMEOUT_S, metadata=connection.metadata
+                )
             return info
         except grpc.aio.AioRpcError as error:
             raise as_slipstream_error(error, "gateway") from error

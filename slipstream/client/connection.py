@@ -3,19 +3,21 @@
 import asyncio
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
 import grpc
 
 from slipstream.config import is_port
-from slipstream.errors import InvalidConfig, InvalidRequest, ServiceUnavailable
+from slipstream.errors import InvalidConfig, InvalidRequest, ServiceUnavailable, SlipstreamError
 from slipstream.rpc.calls import open_channel, token_metadata
 from slipstream.rpc.tls import make_peer_security
 
 _SCHEMES = ("unix:", "unix-abstract:", "vsock:", "dns:", "ipv4:", "ipv6:", "xds:")
 """Of addresses that gRPC takes apart itself."""
+CLOSED = "the connection to the gateway was closed"
 CONNECT_S = 2.0
 """How long one of several gateways has to be reached."""
 AnswerT = TypeVar("AnswerT")
@@ -82,6 +84,21 @@ def check_process() -> None:
         )
 
 
+@contextmanager
+def closing_told(failure: Callable[[], SlipstreamError | None] = lambda: None) -> Iterator[None]:
+    """Around a call. gRPC cancels whoever waits for one that this side has ended, as by closing its channel, and begins
+    none on a channel that is closed: raises `failure()`, or `ServiceUnavailable`, where nobody has cancelled the task.
+    """
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if (task := asyncio.current_task()) is None or task.cancelling():
+            raise
+        raise failure() or ServiceUnavailable(CLOSED) from error
+    except grpc.aio.UsageError as error:
+        raise ServiceUnavailable(CLOSED) from error
+
+
 @dataclass
 class Connection:
     """An open channel to a gateway, and what every call on it carries. An async context manager."""
@@ -90,6 +107,8 @@ class Connection:
     metadata: grpc.aio.Metadata = field(default_factory=grpc.aio.Metadata, repr=False)
     others: deque[grpc.aio.Channel] = field(default_factory=deque, repr=False)
     """To the gateways that stand in for this one."""
+    is_closed: bool = field(default=False, init=False)
+    """Here: no gateway can be waited for any more."""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop, init=False, repr=False)
 
     def check_loop(self) -> None:
@@ -121,12 +140,13 @@ class Connection:
             untried -= 1
 
     async def is_ready(self, wait_s: float) -> bool:
-        """Whether the gateway can be reached in that time; else calls go to the next. Raises `grpc.aio.UsageError` on a
+        """Whether the gateway can be reached in that time; else calls go to the next. Raises `ServiceUnavailable` on a
         connection that is closed."""
         channel = self.channel
         try:
             async with asyncio.timeout(wait_s):
-                await channel.channel_ready()
+                with closing_told():
+                    await channel.channel_ready()
             return True
         except TimeoutError:
             self.turn_from(channel)
@@ -146,5 +166,6 @@ class Connection:
 
     async def close(self) -> None:
         """Ends what runs on it."""
+        self.is_closed = True
         for channel in (self.channel, *self.others):
             await channel.close()

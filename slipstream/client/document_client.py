@@ -1,6 +1,5 @@
 """Documents for programs: one is sent to the gateway, and its pages come as the target reads them."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -9,7 +8,7 @@ from typing import Any, TypeVar
 import grpc
 
 from slipstream.client.caption_client import RemotePath, Upload, Video, call_failure, check_video
-from slipstream.client.connection import Connection
+from slipstream.client.connection import Connection, closing_told
 from slipstream.documents.messages import DocumentRequest, PageDraft
 from slipstream.documents.reading import DocumentEvent, DocumentOptions
 from slipstream.errors import (
@@ -122,19 +121,16 @@ async def answered_events(
     """
     first_status, num_parts, is_begun = FirstStatus(call), 0, False
     try:
-        async with aclosing(read) as events:
-            async for event in events:
-                is_begun, num_parts = True, num_parts + isinstance(event, whole)
-                yield event
+        with closing_told(lambda: upload.failure):
+            async with aclosing(read) as events:
+                async for event in events:
+                    is_begun, num_parts = True, num_parts + isinstance(event, whole)
+                    yield event
     except grpc.aio.AioRpcError as error:
         failure = call_failure(await first_status.correct(error), timeout_s)
         if isinstance(failure, ServiceUnreachable) and is_begun:
             failure = ServiceUnavailable(lost.format(num_parts))
         raise failure from error
-    except asyncio.CancelledError as error:
-        if (task := asyncio.current_task()) is None or task.cancelling():  # else gRPC says so of its ended call
-            raise
-        raise upload.failure or ServiceUnavailable("the connection to the gateway was closed") from error
     finally:
         call.cancel()
         upload.close()

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +16,10 @@ import pytest_asyncio
 from slipstream.archive.messages import BatchItem, BatchOptions
 from slipstream.client import archive_client
 from slipstream.client.archive_client import PATIENCE_S, ArchiveClient
-from slipstream.client.caption_client import gateway_info
+from slipstream.client.caption_client import caption_events, gateway_info
 from slipstream.client.connection import Connection, GatewayAddress
 from slipstream.errors import ServiceUnavailable, ServiceUnreachable
+from slipstream.options import CaptionOptions
 from slipstream.rpc.guards import ANSWERED, LEAVING
 from tests.cli.fake_archive import FakeArchive
 
@@ -191,3 +192,67 @@ async def test_a_gateway_that_stays_away_is_not_watched_for_ever(
             await asyncio.to_thread(archive.__exit__)
             with pytest.raises(ServiceUnavailable):
                 await anext(snapshots)
+
+
+class _Silent(grpc.GenericRpcHandler):
+    """Answers no call."""
+
+    def __init__(self) -> None:
+        self.is_called = threading.Event()
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        async def wait(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            self.is_called.set()
+            await asyncio.Event().wait()
+
+        return grpc.stream_stream_rpc_method_handler(wait)
+
+
+class SilentGateway(FakeArchive):
+    def register(self, server: grpc.aio.Server) -> None:
+        self.handler = _Silent()
+        server.add_generic_rpc_handlers((self.handler,))
+
+
+Ask = Callable[[Connection], Awaitable[object]]
+CALLS: dict[str, Ask] = {
+    "info": gateway_info,
+    "status": lambda connection: ArchiveClient(connection).get("k"),
+    "jobs": lambda connection: ArchiveClient(connection).job_page("k"),
+    "watch": lambda connection: anext(ArchiveClient(connection).watch("k")),
+    "submit": lambda connection: ArchiveClient(connection).submit_all(BatchOptions("k"), ITEMS),
+    "caption": lambda connection: anext(caption_events(connection, b"video", CaptionOptions())),
+}
+
+
+@pytest.mark.parametrize("ask", CALLS.values(), ids=CALLS)
+async def test_who_waits_is_told_that_the_connection_was_closed(ask: Ask) -> None:
+    with SilentGateway() as gateway:
+        async with GatewayAddress(gateway.address).open() as connection:
+            asking = asyncio.ensure_future(ask(connection))
+            assert await asyncio.to_thread(gateway.handler.is_called.wait, 60)
+            await connection.close()
+            with pytest.raises(ServiceUnavailable, match="was closed"):
+                await asking
+
+
+async def test_who_is_cancelled_while_it_waits_is_told_nothing_else() -> None:
+    with SilentGateway() as gateway:
+        async with GatewayAddress(gateway.address).open() as connection:
+            asking = asyncio.create_task(ArchiveClient(connection).get("k"))
+            assert await asyncio.to_thread(gateway.handler.is_called.wait, 60)
+            asking.cancel()
+            await asyncio.wait({asking})
+    assert asking.cancelled()
+
+
+async def test_no_gateway_is_waited_for_behind_the_end_of_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with GatewayAddress(NOWHERE).open() as connection:
+
+        async def close(_: float) -> None:
+            await connection.close()
+
+        with monkeypatch.context() as patches:
+            patches.setattr(asyncio, "sleep", close)
+            with pytest.raises(ServiceUnavailable, match="was closed"):
+                await ArchiveClient(connection).job_page("k")
