@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 from slipstream.errors import InvalidRequest, LimitExceeded
-from slipstream.option_specs import UNSET, OptionSpec, Receiver, keywords_help, spec_of
+from slipstream.option_specs import UNSET, OptionSpec, Receiver, check_unicode, keywords_help, spec_of
 from slipstream.option_specs import option as _option
 from slipstream.sampling.params import MAX_TOP_K, RULES, SamplingParams
 from slipstream.speculation.hints.tolerance import ToleranceRule
@@ -226,6 +226,7 @@ class CaptionOptions:
         for name, value in self.given().items():
             if isinstance(value, list):
                 object.__setattr__(self, name, value := tuple(value))
+            check_unicode(name, value)
             _check(OPTIONS_BY_NAME[name], value)
         _ = self.sampling  # checks those options together
         _check_texts("prediction", self.get("prediction", ()))
@@ -326,12 +327,7 @@ def _check_texts(name: str, texts: object) -> None:
     """Raises for texts that no gateway would take."""
     if not isinstance(texts, tuple) or not all(isinstance(text, str) for text in texts):
         raise InvalidRequest(f"{name} must be texts, in a list or a tuple")
-    try:
-        num_bytes = sum(len(text.encode()) for text in texts)
-    except UnicodeEncodeError:
-        raise InvalidRequest(
-            f"{name} has a text that is no valid Unicode, such as one that was read from bytes that are no UTF-8"
-        ) from None
+    num_bytes = sum(len(text.encode()) for text in texts)
     if num_bytes > MAX_PREDICTION_BYTES:
         raise LimitExceeded(f"{name} has {num_bytes} bytes; at most {MAX_PREDICTION_BYTES} are taken together")
 

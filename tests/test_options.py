@@ -108,6 +108,13 @@ def test_a_value_of_another_type_is_refused_by_name(spec: OptionSpec) -> None:
         CaptionOptions(**{spec.name: wrong})
 
 
+@pytest.mark.parametrize("spec", [spec for spec in OPTIONS if spec.kind is str and not spec.choices])
+def test_text_that_is_no_unicode_is_refused_by_name(spec: OptionSpec) -> None:
+    broken: Any = ("sound", "\ud83d") if spec.repeated else "\ud83d"
+    with pytest.raises(InvalidRequest, match=f"^{spec.name} has a text that is no valid Unicode"):
+        CaptionOptions(**{spec.name: broken})
+
+
 def test_a_name_that_there_is_not() -> None:
     with pytest.raises(InvalidRequest, match="'colour' is no option; known: prompt"):
         CaptionOptions.from_mapping({"colour": 1})

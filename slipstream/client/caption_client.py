@@ -27,6 +27,7 @@ from slipstream.errors import (
 )
 from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, StageChange
 from slipstream.options import CaptionOptions
+from slipstream.option_specs import check_unicode
 from slipstream.rpc.calls import FirstStatus, as_slipstream_error, is_answer
 from slipstream.rpc.codec import options_message, read_caption_event, read_gateway_info
 from slipstream.rpc.grpc_options import UPLOAD_CHUNK_BYTES
@@ -61,7 +62,7 @@ def check_video(video: Video) -> None:
     """Raises what is wrong with the video as far as that shows without reading it.
 
     Raises:
-        InvalidRequest: it is none of what a video may be.
+        InvalidRequest: it is none of what a video may be, or a path that cannot be sent.
         VideoNotFound: there is no such file.
         UnreadableVideo: it is empty, no regular file, or must not be read.
     """
@@ -70,7 +71,9 @@ def check_video(video: Video) -> None:
     elif isinstance(video, _IN_MEMORY):
         if not len(video):
             raise UnreadableVideo("the video has no bytes")
-    elif not isinstance(video, RemotePath) and not callable(getattr(video, "read", None)):
+    elif isinstance(video, RemotePath):
+        check_unicode("path", video.path)
+    elif not callable(getattr(video, "read", None)):
         raise InvalidRequest(f"a video is a path, bytes or a binary file, not {type(video).__name__}")
 
 

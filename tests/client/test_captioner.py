@@ -268,6 +268,8 @@ def test_bad_videos_need_no_gateway(tmp_path: Path) -> None:
                 captioner.caption(video)
         with pytest.raises(InvalidRequest, match="not int"):
             captioner.caption(3)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="path has a text that is no valid Unicode"):
+            captioner.caption(slipstream.RemotePath("/videos/\ud800.mp4"))
         with pytest.raises(ServiceUnreachable, match="the gateway is not reachable"):
             captioner.caption(good_video(tmp_path / "a.mp4"))
 
