@@ -367,7 +367,9 @@ class CallOptions(CaptionOptions):
     """For what the keywords do not say."""
 
     def asked(self) -> CaptionOptions:
-        """The options, of both."""
+        """The options, of both. Raises `InvalidRequest`."""
+        if not isinstance(self.options, CaptionOptions | None):
+            raise InvalidRequest("options must be CaptionOptions; CaptionOptions.from_mapping makes them of a dict")
         return self.over(self.options or CaptionOptions())
 
 

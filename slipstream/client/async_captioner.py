@@ -16,6 +16,7 @@ from slipstream.client.caption_client import (
     RESUME_WAIT_S,
     Video,
     caption_events,
+    check_seconds,
     check_video,
     gateway_info,
 )
@@ -25,6 +26,7 @@ from slipstream.client.film_client import FilmCall, film_events, segment_caption
 from slipstream.documents.reading import DocumentEvent, DocumentOptions, PageReading, page_readings
 from slipstream.errors import InvalidConfig, InvalidRequest
 from slipstream.messages import Caption, CaptionEvent, CommittedText, FilmEvent, SegmentCaption
+from slipstream.option_specs import check_unicode
 from slipstream.options import CallOptions, CaptionOptions, keywords_of
 from slipstream.service_info import GatewayInfo
 from slipstream.stack.local import POCKET_DIR, PRIVATE_GRACE_S, Stack, StackOptions
@@ -54,7 +56,11 @@ with_keywords = keywords_of(
 
 
 def _limit(call: CaptionCall | DocumentCall | FilmCall) -> float:
-    """Seconds; of one without a limit very many."""
+    """Seconds; of one without a limit very many. Raises `InvalidRequest`, also for a name that is none."""
+    check_seconds("timeout_s", call.timeout_s)
+    if not isinstance(call.request_id, str | None):
+        raise InvalidRequest(f"request_id must be text, not {call.request_id!r}")
+    check_unicode("request_id", call.request_id)
     return min(call.timeout_s, MAX_TIMEOUT_S)
 
 
@@ -310,17 +316,18 @@ class AsyncCaptioner:
         """The caption's events, for the other methods and the synchronous twin. What is wrong with the video or the
         options is raised at once; the gateway is asked with the first event."""
         check_video(video)
-        return self._read_events(video, call, call.asked())
+        check_seconds("resume_wait_s", call.resume_wait_s)
+        return self._read_events(video, call, call.asked(), _limit(call))
 
     async def _read_events(
-        self, video: Video, call: CaptionCall, options: CaptionOptions
+        self, video: Video, call: CaptionCall, options: CaptionOptions, limit_s: float
     ) -> AsyncGenerator[CaptionEvent, None]:
         events = caption_events(
             await self.connection(),
             video,
             options,
             request_id=call.request_id,
-            timeout_s=_limit(call),
+            timeout_s=limit_s,
             resume_wait_s=call.resume_wait_s,
         )
         async with aclosing(events):
@@ -330,13 +337,13 @@ class AsyncCaptioner:
     def start_document(self, document: Video, call: DocumentCall) -> AsyncGenerator[DocumentEvent, None]:
         """The document's events, as `start` gives a caption's."""
         check_document(document)
-        return self._read_document(document, call, call.document())
+        return self._read_document(document, call, call.document(), _limit(call))
 
     async def _read_document(
-        self, document: Video, call: DocumentCall, asked: DocumentOptions
+        self, document: Video, call: DocumentCall, asked: DocumentOptions, limit_s: float
     ) -> AsyncGenerator[DocumentEvent, None]:
         connection = await self.connection()
-        events = document_events(connection, document, asked, request_id=call.request_id, timeout_s=_limit(call))
+        events = document_events(connection, document, asked, request_id=call.request_id, timeout_s=limit_s)
         async with aclosing(events):
             async for event in events:
                 yield event
@@ -344,13 +351,13 @@ class AsyncCaptioner:
     def start_film(self, film: Video, call: FilmCall) -> AsyncGenerator[FilmEvent, None]:
         """The film's events, as `start` gives a caption's."""
         check_video(film)
-        return self._caption_film(film, call, call.film())
+        return self._caption_film(film, call, call.film(), _limit(call))
 
     async def _caption_film(
-        self, film: Video, call: FilmCall, options: CaptionOptions
+        self, film: Video, call: FilmCall, options: CaptionOptions, limit_s: float
     ) -> AsyncGenerator[FilmEvent, None]:
         connection = await self.connection()
-        events = film_events(connection, film, options, request_id=call.request_id, timeout_s=_limit(call))
+        events = film_events(connection, film, options, request_id=call.request_id, timeout_s=limit_s)
         async with aclosing(events):
             async for event in events:
                 yield event

@@ -19,6 +19,7 @@ from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.connection import Connection
 from slipstream.errors import InvalidRequest
 from slipstream.objects.store import is_object_url
+from slipstream.option_specs import check_unicode
 from slipstream.options import CallOptions, keywords_of
 
 # -- what is handed in ------------------------------------------------------------------------------------------------
@@ -43,9 +44,16 @@ class SubmitKeywords(CallOptions):
     """Against other batches: "high", "normal" or "low"."""
 
     def batch(self) -> BatchOptions:
-        """The batch to open. Raises `InvalidRequest` for a priority that there is not."""
+        """The batch to open. Raises `InvalidRequest` for a priority that there is not, and for what must be text."""
         if self.priority not in list(Priority):
             raise InvalidRequest(f"priority {self.priority!r} is unknown; choose one of {', '.join(Priority)}")
+        for name, text in (
+            ("key", self.key),
+            *(("metadata", text) for both in dict(self.metadata or {}).items() for text in both),
+        ):
+            if not isinstance(text, str):
+                raise InvalidRequest(f"{name} must be text, not {text!r}")
+            check_unicode(name, text)
         return BatchOptions(self.key, self.asked().given(), self.metadata, Priority(self.priority))
 
 

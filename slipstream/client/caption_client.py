@@ -1,6 +1,7 @@
 """The gateway's client: one caption as a stream of plain events."""
 
 import asyncio
+import math
 import os
 import re
 import stat
@@ -26,8 +27,8 @@ from slipstream.errors import (
     VideoNotFound,
 )
 from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, StageChange
-from slipstream.options import CaptionOptions
 from slipstream.option_specs import check_unicode
+from slipstream.options import CaptionOptions
 from slipstream.rpc.calls import FirstStatus, as_slipstream_error, is_answer
 from slipstream.rpc.codec import options_message, read_caption_event, read_gateway_info
 from slipstream.rpc.grpc_options import UPLOAD_CHUNK_BYTES
@@ -175,6 +176,12 @@ MAX_RESUMPTIONS = 5
 RESUME_WAIT_S = 30.0
 """How long to wait for a gateway that was lost, each time."""
 FIRST_PAUSE_S = 0.25
+
+
+def check_seconds(name: str, value: float) -> None:
+    """Raises `InvalidRequest` for what is no time limit."""
+    if not isinstance(value, int | float) or math.isnan(value):
+        raise InvalidRequest(f"{name} must be a number of seconds, not {value!r}; math.inf is no limit")
 
 
 @dataclass

@@ -141,6 +141,10 @@ def test_what_is_wrong_with_a_call_is_said_before_the_gateway_is_asked(gateway: 
         submit(["\udcff.mp4"])
     with pytest.raises(InvalidRequest, match="choose one of high, normal, low"):
         submit(["a.mp4"], priority="urgent")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="key must be text, not 7"):
+        submit(["a.mp4"], key=7)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="metadata must be text, not 1998"):
+        submit(["a.mp4"], metadata={"year": 1998})  # type: ignore[dict-item]
     with pytest.raises(TypeError, match="framse"):
         submit(["a.mp4"], framse=3)  # type: ignore[call-arg]
 

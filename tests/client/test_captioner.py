@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import pytest
 
@@ -281,6 +281,28 @@ def test_bad_options_are_named_at_once(captioner: Captioner, video: Path) -> Non
         captioner.caption(video, method="parallel")
     with pytest.raises(TypeError, match="warmth"):
         captioner.caption(video, warmth=1)  # type: ignore[call-arg]
+    with pytest.raises(InvalidRequest, match="options must be CaptionOptions"):
+        captioner.stream(video, options={"alpha": 0.5})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        ({"timeout_s": None}, "timeout_s must be a number of seconds, not None; math.inf is no limit"),
+        ({"timeout_s": float("nan")}, "timeout_s must be a number of seconds, not nan"),
+        ({"timeout_s": "5"}, "timeout_s must be a number of seconds, not '5'"),
+        ({"request_id": 7}, "request_id must be text, not 7"),
+        ({"request_id": "\ud800"}, "request_id has a text that is no valid Unicode"),
+    ],
+)
+def test_how_it_is_asked_is_checked_at_once(captioner: Captioner, said: dict[str, Any], complaint: str) -> None:
+    for ask in (captioner.stream, captioner.read_document):
+        with pytest.raises(InvalidRequest, match=complaint):
+            ask(b"video", **said)
+    with pytest.raises(InvalidRequest, match=complaint):
+        captioner.caption_segments(b"video", segments="fixed:1s", **said)
+    with pytest.raises(InvalidRequest, match="resume_wait_s must be a number of seconds, not None"):
+        captioner.stream(b"video", resume_wait_s=None)  # type: ignore[arg-type]
 
 
 class _BadFile:
