@@ -161,7 +161,7 @@ class AsyncCaptioner:
         target_gpus: numbers of the GPUs that share the target, such as "0,1,2,3", in place of `device`.
         dtype: torch dtype of the weights; auto: bfloat16 on CUDA, float32 elsewhere.
         threads: torch threads of each model; None: the usable cores shared out.
-        gateway: a running gateway, instead of all this.
+        gateway: the address of a running gateway, instead of all this.
 
     Raises:
         InvalidConfig: options that do not go together; when the stack starts also what it cannot start with.
@@ -177,13 +177,13 @@ class AsyncCaptioner:
         target_gpus: str = "",
         dtype: str = "auto",
         threads: int | None = None,
-        gateway: GatewayAddress | None = None,
+        gateway: GatewayAddress | str | None = None,
     ) -> None:
         if gateway is not None and (target is not None or draft is not None):
             raise InvalidConfig("a gateway that runs has its own target and draft: give either it or them")
         if target is None:
             target, draft = POCKET_DIR / "target", draft or POCKET_DIR / "draft"
-        self._gateway = gateway
+        self._gateway = GatewayAddress(gateway) if isinstance(gateway, str) else gateway
         self._stack_options = StackOptions(
             target_model=os.fspath(target),
             draft_model=None if draft is None else os.fspath(draft),

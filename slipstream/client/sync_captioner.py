@@ -159,7 +159,7 @@ class Captioner:
         target_gpus: numbers of the GPUs that share the target, such as "0,1,2,3", in place of `device`.
         dtype: torch dtype of the weights; auto: bfloat16 on CUDA, float32 elsewhere.
         threads: torch threads of each model; None: the usable cores shared out.
-        gateway: a running gateway, instead of all this.
+        gateway: the address of a running gateway, instead of all this.
 
     Raises:
         InvalidConfig: options that do not go together, or that the stack cannot start with.
@@ -176,7 +176,7 @@ class Captioner:
         target_gpus: str = "",
         dtype: str = "auto",
         threads: int | None = None,
-        gateway: GatewayAddress | None = None,
+        gateway: GatewayAddress | str | None = None,
     ) -> None:
         self._async = AsyncCaptioner(
             target,

@@ -353,6 +353,13 @@ def test_a_lost_gateway_leaves_what_was_delivered(proxy: Proxy) -> None:
         assert stream.text == "A red"
 
 
+async def test_an_address_is_a_gateway(gateway: FakeGateway, video: Path) -> None:
+    async with slipstream.AsyncCaptioner(gateway=gateway.address) as captioner:
+        assert (await captioner.caption(video)).text == TEXT
+    with pytest.raises(InvalidConfig, match="its own target"):
+        Captioner("big", gateway=gateway.address)
+
+
 def test_a_gateway_that_runs_has_its_own_models(tmp_path: Path) -> None:
     from slipstream.client.connection import GatewayAddress
 
