@@ -87,7 +87,7 @@ def option(
 
 def spec_of(field: "dataclasses.Field[Any]", kind: Any) -> OptionSpec:
     """The row of a field that is an `option`, of that type."""
-    repeated = get_origin(kind) is tuple
+    repeated = get_origin(kind) is Sequence
     row = dict(field.metadata)
     row["flag"] = field.name.replace("_", "-") if row["flag"] is None else row["flag"]
     return OptionSpec(name=field.name, kind=get_args(kind)[0] if repeated else kind, repeated=repeated, **row)

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
@@ -99,7 +99,7 @@ class CaptionOptions:
     skip_marked: str = _option(
         "No text for what is black; or frozen, too; or static.", "common", default="none", choices=("none", *MARKS)
     )
-    prompts: tuple[str, ...] = _option(
+    prompts: Sequence[str] = _option(
         "What to ask of the video; of segments several questions, each answered for every one of them.",
         "common",
         default="the gateway's",
@@ -120,7 +120,7 @@ class CaptionOptions:
         default="what the template says",
         to=("target", "draft"),
     )
-    turns: tuple[str, ...] = _option(
+    turns: Sequence[str] = _option(
         "Earlier questions about the video and their answers, in turns, from which the prompt goes on.",
         "common",
         default="none",
@@ -151,7 +151,7 @@ class CaptionOptions:
     sampling_rule: str = _option(
         "How draft tokens are judged when sampling.", "sampling", default="coupled", choices=RULES, fallback="coupled"
     )
-    stop: tuple[str, ...] = _option(
+    stop: Sequence[str] = _option(
         "End before this text; there may be several.", "sampling", default="none", fallback=()
     )
     pruner: str = _option("Chooses the video tokens that the draft keeps.", to=("draft",), choices=PRUNERS)
@@ -191,7 +191,7 @@ class CaptionOptions:
     want_kept: bool = _option(
         "Also tell which video tokens the draft keeps.", default="no", to=("draft",), flag="", fallback=False
     )
-    prediction: tuple[str, ...] = _option(
+    prediction: Sequence[str] = _option(
         "Text that the caption may be like, such as an old one; there may be several.",
         default="none",
         flag="prediction-file",

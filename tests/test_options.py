@@ -4,8 +4,8 @@ import copy
 import dataclasses
 import inspect
 import pickle
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -58,6 +58,14 @@ def test_an_option_is_of_the_same_kind_on_the_wire(spec: OptionSpec) -> None:
     assert field.type in KINDS[spec.kind]
     assert spec.repeated == field.is_repeated
     assert field.has_presence or spec.repeated or spec.fallback is False, "what was left out must be seen to be"
+
+
+def test_type_checkers_let_lists_be_given_where_lists_are_taken() -> None:
+    kinds = get_type_hints(CaptionOptions)
+    assert {name for name, kind in kinds.items() if kind == Sequence[str]} == {
+        spec.name for spec in OPTIONS if spec.repeated
+    }
+    assert CaptionOptions(stop=["."]).stop == (".",)
 
 
 @by_name

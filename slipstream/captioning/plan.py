@@ -125,10 +125,10 @@ class CaptionPlan:
     def hints(self) -> Hints | None:
         """For a drafter at the target that makes trees of texts."""
         if self.method.is_hybrid:
-            return Hints(self.options.prediction, HINT_ROWS)
+            return Hints(tuple(self.options.prediction), HINT_ROWS)
         if self.method.max_window is None:
             return None
-        return Hints(self.options.prediction, self.options.max_window, self.tolerance)
+        return Hints(tuple(self.options.prediction), self.options.max_window, self.tolerance)
 
     def hinted(self, texts: Sequence[str]) -> "CaptionPlan":
         """The same with more texts to draft from, as many as there is room for, for a method that takes any."""

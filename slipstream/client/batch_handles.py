@@ -11,7 +11,7 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
 from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPart, Submitted
 from slipstream.archive.queue import JobState, Priority
@@ -40,7 +40,7 @@ class SubmitKeywords(CallOptions):
     """Names the batch: the same key is the same batch, to which only new videos are added. Empty: a new batch."""
     metadata: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     """At most 16 texts of the caller's own, kept with the batch."""
-    priority: Priority = field(default=Priority.NORMAL, kw_only=True)
+    priority: Priority | Literal["high", "normal", "low"] = field(default=Priority.NORMAL, kw_only=True)
     """Against other batches: "high", "normal" or "low"."""
 
     def batch(self) -> BatchOptions:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import aclosing, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import pytest_asyncio
@@ -156,8 +156,13 @@ def test_keywords_are_those_of_the_table_and_of_the_batch() -> None:
         assert {"temperature", "stop", "key", "metadata", "priority"} <= set(shown)
         assert "num_frames: Frames to sample" in (archive.submit.__doc__ or "")
     options = slipstream.CaptionOptions("Why?", seed=7)
-    batch = SubmitKeywords(seed=8, options=options, key="k", priority="low").batch()  # type: ignore[arg-type]
+    batch = SubmitKeywords(seed=8, options=options, key="k", priority="low").batch()
     assert (batch.caption, batch.key, batch.priority) == ({"prompt": "Why?", "seed": 8}, "k", Priority.LOW)
+
+
+def test_type_checkers_know_the_words_of_priorities() -> None:
+    words, *_ = (kind for kind in get_args(get_type_hints(SubmitKeywords)["priority"]) if get_args(kind))
+    assert set(get_args(words)) == set(Priority)
 
 
 def test_items_of_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
