@@ -176,12 +176,12 @@ def _read_message(message: Mapping[str, Any], param: str, asked: Asked, said: _S
     check_names({name: value for name, value in message.items() if value not in _NOTHING}, {"role", "content"}, param)
     lines, content, is_answer = said.lines(role, param), message.get("content"), role == "assistant"
     if isinstance(content, str) or (is_answer and content is None):
-        if content or not is_answer:
+        if content or role == "user":
             lines.append(_words(content, f"{param}.content", asked))
         return
     if not isinstance(content, list):
         raise ApiError(f"{param}.content must be text or a list of parts", param=f"{param}.content")
-    is_silent = not is_answer and all(map(_is_empty, content))
+    is_silent = role == "user" and all(map(_is_empty, content))
     for index, part in enumerate(content):
         where = f"{param}.content[{index}]"
         part = object_at(part, where)

@@ -205,6 +205,14 @@ def test_a_conversation() -> None:
         assert said in str(error) and error.param == param
 
 
+@pytest.mark.parametrize("content", ["", [EMPTY], [EMPTY, EMPTY], []])
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_nothing_may_be_said_beforehand(role: str, content: Any) -> None:
+    """As programs with a field for it send it where it was left empty."""
+    options = read(request(messages=[{"role": role, "content": content}, *asked(URL, "What?")])).options
+    assert options.given() == {"prompt": "What?"}
+
+
 @pytest.mark.parametrize("content", ["", None, [{"type": "text", "text": ""}], []])
 def test_an_answer_may_be_empty(content: Any) -> None:
     """As one that a stop text ended at once."""
@@ -298,7 +306,7 @@ def test_an_empty_text_beside_others_says_nothing() -> None:
     ("content", "param"), [("", "content"), ([EMPTY], "content[0].text"), ([EMPTY, EMPTY], "content[0].text")]
 )
 def test_a_message_without_a_word_is_named(content: Any, param: str) -> None:
-    error = refused(request(messages=[{"role": "system", "content": content}, *asked(URL)]))
+    error = refused(request(messages=[{"role": "user", "content": content}, *asked(URL)]))
     assert (str(error), error.param) == (f"messages[0].{param} is empty", f"messages[0].{param}")
 
 
