@@ -119,6 +119,8 @@ def test_a_path_may_lead_out_of_the_folder_of_its_manifest(folder: Path | Object
         ("source,colour\na.mp4,red\n", "line 2: unknown key 'colour'"),
         ("prompt\nWhat?\n", "line 2: give exactly one of source, path and url"),
         ('source\n"' + "a" * 2_000_000, "no CSV in UTF-8"),
+        ("path;prompt\na.mp4;What?\nb.mp4;Who?\n", "line 1: the columns are parted by ';'; part them by commas"),
+        ('"path"\t"prompt"\na.mp4\tWhat?\n', r"line 1: the columns are parted by '\t'; part them by commas"),
         ("source\n\udcff\n", "no CSV in UTF-8"),
     ],
 )

@@ -119,7 +119,7 @@ def csv_rows(content: BinaryIO) -> Iterator[Numbered]:
     try:
         lines = _Lines(text)
         rows = _rows_of(lines)
-        names = next(rows, [])
+        names = _names_of(next(rows, []))
         if isinstance(names, InvalidRequest):
             yield Numbered(f"line {lines.number}", names)
             return
@@ -129,6 +129,15 @@ def csv_rows(content: BinaryIO) -> Iterator[Numbered]:
             yield Numbered(f"line {lines.number}", fields)
     finally:
         text.detach()
+
+
+def _names_of(head: list[str] | InvalidRequest) -> list[str] | InvalidRequest:
+    """Of the columns. Where a comma is the decimal point, office programs part them by semicolons."""
+    if isinstance(head, list) and len(head) == 1:
+        for mark in ";\t":
+            if mark in head[0]:
+                return InvalidRequest(f"the columns are parted by {mark!r}; part them by commas")
+    return head
 
 
 def _rows_of(lines: "_Lines") -> Iterator[list[str] | InvalidRequest]:
