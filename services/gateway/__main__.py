@@ -96,11 +96,12 @@ async def serve(
     GatewayServicer(config, captioner, documents, films, archive.info).register(server)
     ArchiveServicer(config, archive.queue, lifecycle.stopping, tracing_here()).register(server)
     archive.start()
-    watching = asyncio.create_task(watch.run())
+    watching = [asyncio.create_task(watch.run()), asyncio.create_task(peers.watch_draft())]
 
     async def close() -> None:
         await archive.close()
-        watching.cancel()
+        for task in watching:
+            task.cancel()
         media.close()
         await peers.close()
         if reader is not None:

@@ -32,6 +32,7 @@ from slipstream.speculation.protocol import JoinPoint, JudgeWindow, LineAction
 SESSION = "/slipstream.rpc.v1.Draft/Session"
 SILENCE_LOOKS = 10
 """How often, in the time after which a draft is held for frozen, it is asked whether it owes anything."""
+WATCH_S = 5.0
 ONE_GPU_FIX = "target and draft take turns on one GPU, so a draft may make captions slower: give it another, or run MPS"
 RequestT = TypeVar("RequestT", target_pb2.TargetRequest, draft_pb2.DraftRequest)
 
@@ -341,6 +342,13 @@ class Peers:
         assert self.draft is not None
         with self._noting_absence():
             await self.draft.ask(timeout_s)
+
+    async def watch_draft(self, every_s: float = WATCH_S) -> None:
+        """Asks again and again, until cancelled: what is told of drafts holds also while no caption wants one."""
+        while self.draft is not None:
+            with contextlib.suppress(SlipstreamError):
+                await self.find_draft()
+            await asyncio.sleep(every_s)
 
     async def choose_draft(self) -> RemoteDraft:
         """The one that takes part in the next caption. Raises what `find_draft` does."""

@@ -13,6 +13,7 @@ import pytest
 
 from slipstream.errors import ModelNotUsable, ServiceUnavailable, SlipstreamError, VersionMismatch
 from slipstream.rpc import pools
+from slipstream.rpc.peers import Peers
 from slipstream.rpc.pools import Pool, addresses_behind, is_name, one_or_pool, sketch_of, split_addresses
 from slipstream.service_info import ModelInfo, ServiceLoad
 from slipstream.speculation.placement import choose_target
@@ -102,6 +103,23 @@ async def test_one_that_is_away_is_left_out_until_it_answers_again() -> None:
         assert pool.model == MODEL, "and what was served last is still known"
         fakes["unix:a"].is_there = True
         assert await placed(pool, 3) == {"unix:a"}
+
+
+async def test_what_is_told_of_drafts_holds_also_while_no_caption_wants_one() -> None:
+    peers = Peers("unix:t", "unix:d")
+    async with pool_of("unix:a", "unix:b") as (pool, fakes):
+        monitored: Any = pool
+        peers.draft = monitored
+        fakes["unix:b"].is_there = False
+        watching = asyncio.create_task(peers.watch_draft(0.001))
+        await eventually(lambda: [bool(info.left_out) for info in pool.infos()] == [False, True])
+        fakes["unix:a"].load, fakes["unix:b"].is_there = replace(IDLE, sessions=1), True
+        await eventually(lambda: [info.left_out for info in pool.infos()] == ["", ""])
+        assert pool.infos()[0].load.sessions == 1
+        fakes["unix:a"].is_there = fakes["unix:b"].is_there = False
+        await eventually(lambda: peers.draft is not None and peers.draft.model is None)
+        watching.cancel()
+    await peers.target.close()
 
 
 async def test_one_that_is_frozen_delays_a_choice_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
