@@ -11,12 +11,15 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from typing import IO, Any, TypeVar
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH_NAME
+from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_reflection.v1alpha import reflection
 
 from slipstream.config import parse_config
@@ -27,6 +30,7 @@ from slipstream.process_life import Descriptors, parent_pid, raise_descriptor_li
 from slipstream.rpc.callers import Places
 from slipstream.rpc.grpc_options import MAX_CONCURRENT_CALLS, MAX_WATCHERS, SERVER_OPTIONS, WATCH_S
 from slipstream.rpc.guards import Admit, AnswerErrors, Guard
+from slipstream.rpc.message_limits import write_all
 from slipstream.rpc.security import RequireNames, make_identify
 from slipstream.rpc.service_options import ServiceOptions
 from slipstream.rpc.tls import warn_of_plaintext
@@ -41,19 +45,18 @@ from slipstream.time_limits import within
 class Lifecycle:
     """Handed to a service's `setup`. The name "" stands for the process as a whole, serving once it is set up."""
 
-    def __init__(self, health_servicer: health.aio.HealthServicer) -> None:
+    def __init__(self, health: "Health") -> None:
         self.stopping = asyncio.Event()
         """Set when the process begins to end: open calls may finish, nothing new should begin."""
         self.hurried = asyncio.Event()
         """Set by a signal from then on: nothing is to be waited for any more."""
         self.failed = asyncio.Event()
         self.failure: SlipstreamError | None = None
-        self._health = health_servicer
+        self._health = health
 
-    async def report(self, service: str, *, is_serving: bool) -> None:
+    def report(self, service: str, *, is_serving: bool) -> None:
         """Answers health checks for `service` so from now on, until the process ends."""
-        status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        await self._health.set(service, status)
+        self._health.set(service, HealthCheckResponse.SERVING if is_serving else HealthCheckResponse.NOT_SERVING)
 
     def fail(self, error: SlipstreamError) -> None:
         """Ends the process in good order, with this error's exit status."""
@@ -61,18 +64,55 @@ class Lifecycle:
         self.failed.set()
 
 
-class Health(health.aio.HealthServicer):
-    """Answers every Check; those who watch are counted, and have to ask again after a while."""
+class Health(health_pb2_grpc.HealthServicer):
+    """Answers every Check; those who watch are counted, and have to ask again after a while. In place of gRPC's own,
+    where a watcher who takes nothing holds the lock that whoever reports waits for, and so does the process's end."""
 
     def __init__(self, watchers: Places, watch_s: float) -> None:
-        super().__init__()
         self._watchers = watchers
         self._watch_s = watch_s
+        self._statuses: dict[str, int] = {"": HealthCheckResponse.SERVING}
+        self._changed = asyncio.Event()
+        """Set with the next change of any of them, and then replaced."""
+        self._is_ending = False
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
+    ) -> HealthCheckResponse:
+        if request.service not in self._statuses:
+            await context.abort(grpc.StatusCode.NOT_FOUND)
+        return HealthCheckResponse(status=self._statuses[request.service])
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:
         with self._watchers.held():
-            async with within(self._watch_s, self._late):
-                await super().Watch(request, context)
+            async with within(self._watch_s, self._late), aclosing(self._changes(request.service)) as changes:
+                await write_all(context, changes)
+
+    def set(self, service: str, status: int) -> None:
+        """Tells it from now on, until the end."""
+        if not self._is_ending:
+            self._statuses[service] = status
+            self._note_change()
+
+    def end(self) -> None:
+        """Nothing is served any more."""
+        self._is_ending = True
+        self._statuses = dict.fromkeys(self._statuses, HealthCheckResponse.NOT_SERVING)
+        self._note_change()
+
+    async def _changes(self, service: str) -> AsyncGenerator[HealthCheckResponse, None]:
+        """The status now and whenever it is another one than was taken last."""
+        last: int | None = None
+        while True:
+            changed, status = self._changed, self._statuses.get(service, HealthCheckResponse.SERVICE_UNKNOWN)
+            if status != last:
+                last = status
+                yield HealthCheckResponse(status=status)
+            await changed.wait()
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _late(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"health is watched for {self._watch_s:g} s at most; watch again")
@@ -118,7 +158,7 @@ class HealthWatch:
             if self._misses >= MAX_MISSES:
                 get_logger().info("health.regained", peer=self._name)
             self.is_up, self._misses = True, 0
-        await self._lifecycle.report(self._service, is_serving=self._misses < MAX_MISSES)
+        self._lifecycle.report(self._service, is_serving=self._misses < MAX_MISSES)
 
 
 # -- server -----------------------------------------------------------------------------------------------------------
@@ -185,9 +225,9 @@ async def _serve(
     descriptors = Descriptors()
     PROCESS.watch(descriptors)
     server, credentials, calls = make_server(config, serves, guards)
-    health_servicer = add_health(server, config.callers.share)
-    lifecycle = Lifecycle(health_servicer)
-    await lifecycle.report("", is_serving=False)
+    health = add_health(server, config.callers.share)
+    lifecycle = Lifecycle(health)
+    lifecycle.report("", is_serving=False)
     with bound(server, config.listen, credentials) as address, shown_at(config.metrics):
         end = asyncio.create_task(wait_for_end([stopping, lifecycle.failed], parent))
         setting_up = asyncio.create_task(setup(server, config, lifecycle))
@@ -201,7 +241,7 @@ async def _serve(
         await server.start()
         gc.collect()
         gc.freeze()  # what was loaded stays; collections need not look at it again and again
-        await lifecycle.report("", is_serving=True)
+        lifecycle.report("", is_serving=True)
         watching = asyncio.create_task(descriptors.run())
         PROCESS.started(name, config.expiries)
         get_logger().info("service.ready", address=address, pid=os.getpid(), max_descriptors=descriptors.limit)
@@ -209,7 +249,7 @@ async def _serve(
         stopping.clear()
         lifecycle.hurried = stopping
         lifecycle.stopping.set()
-        await health_servicer.enter_graceful_shutdown()
+        health.end()
         await _drain(server, calls, stopping, config, can_finish=not isinstance(lifecycle.failure, DeviceLost))
         if isinstance(lifecycle.failure, DeviceLost):  # what waits for it, or for a rank, may never end
             asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
@@ -233,7 +273,7 @@ def make_server(
     calls = AnswerErrors(config.stream_timeout_s, *guards, on_refused=PROCESS.refused)
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[calls])
     if config.reflection:
-        reflection.enable_server_reflection([*serves, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        reflection.enable_server_reflection([*serves, HEALTH_NAME, reflection.SERVICE_NAME], server)
     return server, credentials, calls
 
 

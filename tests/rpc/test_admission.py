@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import struct
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -25,7 +26,8 @@ from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from tests.rpc.secured import WhoAmI, served
 
 EXHAUSTED, DEADLINE = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED
-SERVING = health_pb2.HealthCheckResponse.SERVING
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class Listening(WhoAmI):
@@ -64,6 +66,82 @@ async def watch(channel: grpc.aio.Channel) -> Any:
     with contextlib.suppress(grpc.aio.AioRpcError):
         await call.read()
     return call
+
+
+def frame(kind: int, payload: bytes, flags: int = 0, stream: int = 0) -> bytes:
+    """Of HTTP/2."""
+    return len(payload).to_bytes(3, "big") + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+HEADERS, SETTINGS, PING, ACK = 1, 4, 6, 1
+NO_WINDOW = frame(SETTINGS, struct.pack(">HI", 4, 0))
+"""The receiver says how much may be sent."""
+
+
+def watch_request() -> bytes:
+    said = {b":method": b"POST", b":scheme": b"http", b":authority": b"x", b":path": b"/grpc.health.v1.Health/Watch"}
+    said |= {b"content-type": b"application/grpc", b"te": b"trailers"}
+    fields = [bytes([0, len(key)]) + key + bytes([len(value)]) + value for key, value in said.items()]
+    return frame(HEADERS, b"".join(fields), 4, 1) + frame(0, bytes(5), 1, 1)
+
+
+@contextlib.asynccontextmanager
+async def watching_idly(address: str) -> AsyncIterator[None]:
+    """A watcher whose connection is alive, and who takes nothing that the server says."""
+    is_open = asyncio.Event()
+    reader, writer = await asyncio.open_connection(*address.rsplit(":", 1))
+
+    async def stay() -> None:
+        while True:
+            head = await reader.readexactly(9)
+            payload, kind = await reader.readexactly(int.from_bytes(head[:3], "big")), head[3]
+            if kind in (SETTINGS, PING) and not head[4] & ACK:
+                writer.write(frame(kind, payload if kind == PING else b"", ACK))
+            if kind == HEADERS:
+                is_open.set()
+
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + NO_WINDOW + watch_request())
+    staying = asyncio.create_task(stay())
+    try:
+        async with asyncio.timeout(60):
+            await is_open.wait()
+        yield
+    finally:
+        staying.cancel()
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_watcher_who_takes_nothing_keeps_nobody_waiting() -> None:
+    async with served() as address, open_channel(address) as channel, watching_idly(address):
+        async with asyncio.timeout(60):
+            assert not (await watch(channel)).done()
+
+
+async def test_watchers_are_told_of_every_change_that_stays() -> None:
+    making = grpc.aio.server(options=SERVER_OPTIONS)
+    address, health = f"127.0.0.1:{making.add_insecure_port('127.0.0.1:0')}", server.add_health(making, 1.0)
+    await making.start()
+    async with open_channel(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        told = stub.Watch(health_pb2.HealthCheckRequest(service="new"))
+        said = [(await told.read()).status]
+        for change in (
+            lambda: health.set("new", SERVING),
+            lambda: [health.set("new", status) for status in (NOT_SERVING, SERVING, NOT_SERVING)],
+            lambda: health.set("new", SERVING),
+            health.end,
+        ):
+            change()
+            said.append((await told.read()).status)
+        health.set("new", SERVING)
+        assert said == [UNKNOWN, SERVING, NOT_SERVING, SERVING, NOT_SERVING]
+        assert (await stub.Check(health_pb2.HealthCheckRequest(service="new"))).status == NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Check(health_pb2.HealthCheckRequest(service="other"))
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        told.cancel()
+    await making.stop(None)
 
 
 async def test_any_number_of_watchers_leaves_room_for_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import grpc
 import pytest
-from grpc_health.v1 import health, health_pb2
+from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
@@ -27,7 +27,8 @@ from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.errors import InvalidConfig, ServiceUnavailable
 from slipstream.metrics import GatewayMetrics
 from slipstream.rpc import server as server_module
-from slipstream.rpc.server import HealthWatch, Lifecycle
+from slipstream.rpc.callers import Places
+from slipstream.rpc.server import Health, HealthWatch, Lifecycle
 from slipstream.service_info import ArchiveInfo
 from slipstream.stack.redis_server import EmbeddedServer
 from tests.archive.worlds import until
@@ -43,7 +44,7 @@ class Gateway:
     """An archive on a queue in memory, with made-up models."""
 
     def __init__(self, config: GatewayConfig = CONFIG) -> None:
-        self.health = health.aio.HealthServicer()
+        self.health = Health(Places("watchers", 1), 1.0)
         self.lifecycle = Lifecycle(self.health)
         self.queue, self.models = MemoryQueue(), FakeCaptioner()
         self.target = HealthWatch("target", "", self.models.target.ask, self.lifecycle)
