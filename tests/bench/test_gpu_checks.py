@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial
@@ -178,10 +179,18 @@ def test_what_a_command_leaves(
 
 @pytest.mark.parametrize("end", ["time.sleep(600)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_what_a_command_printed_outlives_it(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "LIMIT_S", 2.0 if "sleep" in end else 60)
+    communicate, printed = subprocess.Popen.communicate, tmp_path / "a.txt"
+
+    def once_it_has_printed(*given: Any, **options: Any) -> Any:
+        while not printed.read_text():
+            time.sleep(0.01)
+        return communicate(*given, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", once_it_has_printed)
+    monkeypatch.setattr(checks, "LIMIT_S", 0.1 if "sleep" in end else 60)
     script = f"import os, signal, time; print('measured so far'); {end}"
     assert not checks.run_one([sys.executable, "-c", script], tmp_path / "a.json")["ok"]
-    assert (tmp_path / "a.txt").read_text() == "measured so far\n"
+    assert printed.read_text() == "measured so far\n"
 
 
 def test_a_document_that_does_not_name_its_device_is_told(tmp_path: Path) -> None:
