@@ -53,19 +53,17 @@ class FakeGateway(gateway_pb2_grpc.GatewayServicer):
         self._ready = threading.Event()
 
     def __enter__(self) -> Self:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve()))
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
-        self._loop.close()
 
     async def _serve(self) -> None:
-        self._stopping = asyncio.Event()
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         server = grpc.aio.server(options=SERVER_OPTIONS)
         self.register(server)
         port = server.add_insecure_port(self.address)
