@@ -232,7 +232,9 @@ def test_a_gateway_has_its_models(
 def test_words_that_are_not_utf_8(gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     video = str(good_video(tmp_path / "a.mp4"))
     assert run(["caption", video, "--gateway", gateway.address, "--prompt", "a \udcff"]) == 2
-    assert capsys.readouterr().err == "slipstream: 'a \\udcff' is not UTF-8\n"
+    assert capsys.readouterr().err.startswith("slipstream: prompt has a text that is no valid Unicode")
+    assert run(["archive", "status", "a\udcff", "--gateway", gateway.address]) == 2
+    assert capsys.readouterr().err == "slipstream: 'a\\udcff' is not UTF-8\n"
 
 
 def test_a_text_that_stdout_has_no_letters_for(
