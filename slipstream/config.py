@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast, get_type_hints
 
-from slipstream.errors import InvalidConfig
+from slipstream.errors import InvalidConfig, InvalidRequest
 
 PREFIX = "SLIPSTREAM"
 Check = Callable[[Any], str | None]
@@ -29,6 +29,18 @@ def option(help_text: str, *, default: Any = dataclasses.MISSING, check: Check |
 def is_port(text: str) -> bool:
     """Whether it is the number of a port that somebody may listen at."""
     return text.isascii() and text.isdecimal() and len(text) < 6 and 0 < int(text) < 65_536
+
+
+def check_unicode(name: str, value: object) -> None:
+    """Raises `InvalidRequest` for a text, or one of several in a tuple, that the wire cannot carry."""
+    try:
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str):
+                text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(
+            f"{name} has a text that is no valid Unicode, such as one that was read from bytes that are no UTF-8"
+        ) from None
 
 
 def between(low: float, high: float) -> Check:

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args, get_origin
 
-from slipstream.errors import InvalidRequest
-
 Group = Literal["common", "sampling", "speculation", "baselines"]
 Receiver = Literal["target", "draft"]
 
@@ -91,18 +89,6 @@ def spec_of(field: "dataclasses.Field[Any]", kind: Any) -> OptionSpec:
     row = dict(field.metadata)
     row["flag"] = field.name.replace("_", "-") if row["flag"] is None else row["flag"]
     return OptionSpec(name=field.name, kind=get_args(kind)[0] if repeated else kind, repeated=repeated, **row)
-
-
-def check_unicode(name: str, value: object) -> None:
-    """Raises `InvalidRequest` for a text, or one of several in a tuple, that the wire cannot carry."""
-    try:
-        for text in value if isinstance(value, tuple) else (value,):
-            if isinstance(text, str):
-                text.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest(
-            f"{name} has a text that is no valid Unicode, such as one that was read from bytes that are no UTF-8"
-        ) from None
 
 
 def keywords_help(specs: Iterable[OptionSpec], others: Mapping[str, str]) -> str:

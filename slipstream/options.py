@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
+from slipstream.config import check_unicode
 from slipstream.errors import InvalidRequest, LimitExceeded
-from slipstream.option_specs import UNSET, OptionSpec, Receiver, check_unicode, keywords_help, spec_of
+from slipstream.option_specs import UNSET, OptionSpec, Receiver, keywords_help, spec_of
 from slipstream.option_specs import option as _option
 from slipstream.sampling.params import MAX_TOP_K, RULES, SamplingParams
 from slipstream.speculation.hints.tolerance import ToleranceRule

@@ -23,10 +23,10 @@ from slipstream.client.caption_client import (
 from slipstream.client.connection import Connection, FilePath, GatewayAddress, check_process
 from slipstream.client.document_client import DocumentCall, check_document, document_events, with_document_keywords
 from slipstream.client.film_client import FilmCall, film_events, segment_captions, with_film_keywords
+from slipstream.config import check_unicode
 from slipstream.documents.reading import DocumentEvent, DocumentOptions, PageReading, page_readings
 from slipstream.errors import InvalidConfig, InvalidRequest
 from slipstream.messages import Caption, CaptionEvent, CommittedText, FilmEvent, SegmentCaption
-from slipstream.option_specs import check_unicode
 from slipstream.options import CallOptions, CaptionOptions, keywords_of
 from slipstream.service_info import GatewayInfo
 from slipstream.stack.local import POCKET_DIR, PRIVATE_GRACE_S, Stack, StackOptions

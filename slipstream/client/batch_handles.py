@@ -17,9 +17,9 @@ from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, Job
 from slipstream.archive.queue import JobState, Priority
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.connection import Connection
+from slipstream.config import check_unicode
 from slipstream.errors import InvalidRequest
 from slipstream.objects.store import is_object_url
-from slipstream.option_specs import check_unicode
 from slipstream.options import CallOptions, keywords_of
 
 # -- what is handed in ------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Protocol, cast
 import grpc
 
 from slipstream.client.connection import CONNECT_S, Connection, closing_told
+from slipstream.config import check_unicode
 from slipstream.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -27,7 +28,6 @@ from slipstream.errors import (
     VideoNotFound,
 )
 from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, StageChange
-from slipstream.option_specs import check_unicode
 from slipstream.options import CaptionOptions
 from slipstream.rpc.calls import FirstStatus, as_slipstream_error, is_answer
 from slipstream.rpc.codec import options_message, read_caption_event, read_gateway_info
