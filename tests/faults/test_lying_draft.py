@@ -51,7 +51,7 @@ OF_EACH_KIND = (
 """Lies of each kind that faults are counted by, and some drafts that have none."""
 NOTICED = 40
 """Tokens of a caption in which a lie is noticed; SILENT of one that takes longer than a draft may be silent for."""
-SILENT = 192
+SILENT = 1000
 
 
 @dataclass(frozen=True)
