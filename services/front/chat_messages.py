@@ -19,7 +19,7 @@ class MediumKind(StrEnum):
 
     VIDEO = "video"
     FRAMES = "frames"
-    """JPEG or PNG pictures, one after the other."""
+    """JPEG, PNG or WebP pictures, one after the other."""
     IMAGE = "image"
     FILE = "file"
     """A document or a video; its first bytes say which."""

@@ -1,9 +1,10 @@
-"""JPEG or PNG pictures as the frames of a video, byte by byte as they are: an AVI of Motion JPEG or PNG. Nothing is
-decoded here, so pictures of strangers are parsed by the gateway's confined process alone."""
+"""JPEG, PNG or WebP pictures as the frames of a video, byte by byte as they are: an AVI of Motion JPEG, PNG or VP8.
+Nothing is decoded here, so pictures of strangers are parsed by the gateway's confined process alone."""
 
 import shutil
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import IO
 
 from slipstream.services.front.api_errors import ApiError
@@ -15,27 +16,66 @@ _MAX_SIDE = 65_535
 _SIZES = {0xC0, 0xC1, 0xC2}
 """JPEG markers that tell the size: baseline, extended, progressive."""
 _MAX_SEGMENTS = 1000
-"""Looked at in search of that one: each holds up to 64 KiB of metadata."""
+"""Looked at in search of that one: each holds up to 64 KiB of metadata. Of a WebP's chunks as many."""
 _HAS_INDEX, _KEY_FRAME = 0x10, 0x10
 
 
-def kind_and_size(picture: Window) -> tuple[bytes, int, int]:
-    """The FourCC of AVI for a JPEG or a PNG, width and height. Raises ValueError for what is neither."""
+@dataclass(frozen=True)
+class Frame:
+    """A picture as an AVI holds it."""
+
+    codec: bytes
+    """FourCC."""
+    width: int
+    height: int
+    data: Window
+    """The picture; of a WebP what VP8 has written in it, without what it says of transparency."""
+
+    @property
+    def kind(self) -> tuple[bytes, int, int]:
+        """What the frames of one video have in common."""
+        return self.codec, self.width, self.height
+
+
+def frame_of(picture: Window) -> Frame:
+    """A JPEG, PNG or WebP as a frame. Raises ValueError for what is none of them."""
     picture.seek(0)
     head = picture.read(len(_PNG_HEAD) + 8)
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return _webp(picture)
     if not head.startswith(_PNG_HEAD):
-        return b"MJPG", *jpeg_size(picture)
-    sides = struct.unpack(">II", head[len(_PNG_HEAD) :]) if len(head) == len(_PNG_HEAD) + 8 else (0, 0)
-    if not all(0 < side <= _MAX_SIDE for side in sides):
+        return Frame(b"MJPG", *jpeg_size(picture), picture)
+    width, height = struct.unpack(">II", head[len(_PNG_HEAD) :]) if len(head) == len(_PNG_HEAD) + 8 else (0, 0)
+    if not (0 < width <= _MAX_SIDE and 0 < height <= _MAX_SIDE):
         raise ValueError(f"it is a PNG without a size of at most {_MAX_SIDE} at its beginning")
-    return b"MPNG", *sides
+    return Frame(b"MPNG", width, height, picture)
+
+
+def _webp(picture: Window) -> Frame:
+    """By its chunks. AVI has no name for those that VP8 has not written."""
+    position = 12
+    for _ in range(_MAX_SEGMENTS):
+        picture.seek(position)
+        head = picture.read(18)
+        name, length = head[:4], int.from_bytes(head[4:8], "little")
+        if name in (b"VP8L", b"ANIM"):
+            raise ValueError(f"it is {'a lossless' if name == b'VP8L' else 'an animated'} WebP; send PNGs instead")
+        position += 8
+        if name == b"VP8 " and len(head) == 18 and head[11:14] == b"\x9d\x01\x2a":
+            width, height = (side & 0x3FFF for side in struct.unpack("<HH", head[14:]))
+            if width and height:
+                return Frame(b"VP80", width, height, picture.part(position, position + length))
+        if name == b"VP8 " or len(head) < 8:
+            break
+        position += length + length % 2
+    raise ValueError("it is a WebP without a picture at its beginning")
 
 
 def jpeg_size(picture: Window) -> tuple[int, int]:
     """Width and height, of which a JPEG tells behind its metadata. Raises ValueError for what is no JPEG."""
     picture.seek(0)
     if picture.read(2) != b"\xff\xd8":
-        raise ValueError("it is neither JPEG nor PNG")
+        raise ValueError("it is neither JPEG nor PNG nor WebP")
     position = 2
     for _ in range(_MAX_SEGMENTS):
         picture.seek(position)
@@ -61,12 +101,12 @@ def frame_windows(spool: IO[bytes], frames: Sequence[Media]) -> list[Window]:
     return found
 
 
-def write_avi(frames: Sequence[Window], frames_per_second: float, output: IO[bytes], param: str) -> None:
-    """Writes the video. Raises `ApiError` for pictures that are no JPEGs, or no PNGs, of one size."""
-    codec, width, height = _common_kind(frames, param)
-    lengths = [frame.num_bytes for frame in frames]
+def write_avi(pictures: Sequence[Window], frames_per_second: float, output: IO[bytes], param: str) -> None:
+    """Writes the video. Raises `ApiError` for pictures that are not JPEG, PNG or WebP, all of one kind and size."""
+    frames = _alike(pictures, param)
+    lengths = [frame.data.num_bytes for frame in frames]
     movi = 4 + sum(8 + length + length % 2 for length in lengths)
-    header = _header(codec, width, height, frames_per_second, len(frames), max(lengths))
+    header = _header(frames[0], frames_per_second, len(frames), max(lengths))
     index = b"".join(_index_entries(lengths))
     size = 4 + len(header) + 8 + movi + 8 + len(index)
     if size > MAX_AVI_BYTES:
@@ -74,26 +114,28 @@ def write_avi(frames: Sequence[Window], frames_per_second: float, output: IO[byt
     output.write(b"RIFF" + struct.pack("<I", size) + b"AVI " + header + b"LIST" + struct.pack("<I", movi) + b"movi")
     for frame, length in zip(frames, lengths, strict=True):
         output.write(b"00dc" + struct.pack("<I", length))
-        frame.seek(0)
-        shutil.copyfileobj(frame, output)
+        frame.data.seek(0)
+        shutil.copyfileobj(frame.data, output)
         output.write(b"\0" * (length % 2))
     output.write(b"idx1" + struct.pack("<I", len(index)) + index)
 
 
-def _common_kind(frames: Sequence[Window], param: str) -> tuple[bytes, int, int]:
-    kinds = set()
-    for index, frame in enumerate(frames):
+def _alike(pictures: Sequence[Window], param: str) -> list[Frame]:
+    frames = []
+    for index, picture in enumerate(pictures):
         try:
-            kinds.add(kind_and_size(frame))
+            frames.append(frame_of(picture))
         except ValueError as error:
             raise ApiError(
                 f"picture {index} cannot be a frame: {error}", param=param, code="unreadable_media"
             ) from None
-    if len(kinds) > 1:
+    if len({frame.kind for frame in frames}) > 1:
         raise ApiError(
-            "the frames differ in size, or are JPEG and PNG; make them alike", param=param, code="unreadable_media"
+            "the frames differ in size, or in what they are (JPEG, PNG, WebP); make them alike",
+            param=param,
+            code="unreadable_media",
         )
-    return kinds.pop()
+    return frames
 
 
 def _index_entries(lengths: Sequence[int]) -> list[bytes]:
@@ -104,8 +146,9 @@ def _index_entries(lengths: Sequence[int]) -> list[bytes]:
     return entries
 
 
-def _header(codec: bytes, width: int, height: int, rate: float, num_frames: int, largest: int) -> bytes:
+def _header(first: Frame, rate: float, num_frames: int, largest: int) -> bytes:
     """The list `hdrl`: an `avih`, and one stream with its `strh` and `strf`."""
+    codec, width, height = first.kind
     scale, per_scale = 1000, max(round(rate * 1000), 1)
     main = struct.pack(
         "<14I", round(1e6 / rate), 0, 0, _HAS_INDEX, num_frames, 0, 1, largest, width, height, 0, 0, 0, 0

@@ -250,6 +250,10 @@ class Window:
         """From its start to its end."""
         return self._end - self._start
 
+    def part(self, start: int, end: int) -> "Window":
+        """Of this window from `start` to `end`, or to its own end."""
+        return Window(self._file, self._start + start, min(self._start + end, self._end))
+
     def read(self, size: int = -1, /) -> bytes:
         """At most `size` bytes; none at the end."""
         left = max(self._end - self._position, 0)

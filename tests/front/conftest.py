@@ -69,3 +69,8 @@ def jpeg(shade: int, size: tuple[int, int] = (64, 48), kind: str = "JPEG", mode:
 def png(shade: int, size: tuple[int, int] = (64, 48), mode: str = "RGB") -> bytes:
     """The same as PNG."""
     return jpeg(shade, size, "PNG", mode)
+
+
+def webp(shade: int, size: tuple[int, int] = (64, 48), mode: str = "RGB") -> bytes:
+    """The same as WebP, as VP8 writes it."""
+    return jpeg(shade, size, "WEBP", mode)

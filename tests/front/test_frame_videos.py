@@ -4,15 +4,17 @@ import io
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
 from slipstream.services.front.api_errors import ApiError
-from slipstream.services.front.frames import jpeg_size, kind_and_size, write_avi
+from slipstream.services.front.frames import frame_of, jpeg_size, write_avi
 from slipstream.services.front.json_body import Window
 from slipstream.video.decode import sample_video
 from slipstream.video.messages import DecodeLimits
-from tests.front.conftest import jpeg, png
+from tests.front.conftest import jpeg, png, webp
 
 MIB = 1024**2
 
@@ -27,7 +29,7 @@ def windows(pictures: list[bytes]) -> list[Window]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
-@pytest.mark.parametrize("picture", [jpeg, png])
+@pytest.mark.parametrize("picture", [jpeg, png, webp])
 def test_the_decoder_sees_them(picture: Callable[..., bytes], count: int) -> None:
     output = io.BytesIO()
     write_avi(windows([picture(30 * n, (65, 47)) for n in range(count)]), 4.0, output, "video")
@@ -48,6 +50,45 @@ def test_every_kind_of_png() -> None:
     assert shades == [255] * 6 + [1], "the last says 255 of 65,535"
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_webp_is_what_vp8_has_written_in_it(count: int) -> None:
+    """Its metadata and what it says of transparency stay behind."""
+    image, written = Image.new("RGBA", (64, 48), (90, 90, 90, 128)), io.BytesIO()
+    image.save(written, "WEBP", exif=b"Exif\0\0" + bytes(99), icc_profile=bytes(99))
+    assert b"ALPH" in written.getvalue() and b"ICCP" in written.getvalue()
+    output = io.BytesIO()
+    write_avi(windows([written.getvalue()] * count), 1.0, output, "video")
+    assert not any(name in output.getvalue() for name in (b"ALPH", b"ICCP", b"WEBP"))
+    video = sample_video(io.BytesIO(output.getvalue()), count, DecodeLimits(formats="modern"))
+    assert [abs(int(frame.mean()) - 90) < 4 for frame in video.frames] == [True] * count and not video.warnings
+
+
+def other_webp(**how: Any) -> bytes:
+    written = io.BytesIO()
+    Image.new("RGB", (64, 48), "red").save(written, "WEBP", **how)
+    return written.getvalue()
+
+
+ANIMATED = other_webp(save_all=True, append_images=[Image.new("RGB", (64, 48), "blue")])
+
+
+@pytest.mark.parametrize(
+    ("picture", "reason"),
+    [
+        (other_webp(lossless=True), "a lossless WebP; send PNGs"),
+        (ANIMATED, "an animated WebP; send PNGs"),
+        (webp(1)[:12], "without a picture"),
+        (webp(1)[:29], "without a picture"),
+        (webp(1)[:23] + bytes(7), "without a picture"),
+        (b"RIFF\4\0\0\0WEBP" + b"EXIF\0\0\0\0" * 5000 + webp(1)[12:], "without a picture"),
+    ],
+)
+def test_webps_that_are_no_frames(picture: bytes, reason: str) -> None:
+    with pytest.raises(ApiError, match=f"picture 1 cannot be a frame: .*{reason}") as refused:
+        write_avi(windows([webp(1), picture]), 2.0, io.BytesIO(), "video")
+    assert refused.value.param == "video" and refused.value.code == "unreadable_media"
+
+
 @pytest.mark.parametrize(
     "pictures",
     [
@@ -60,6 +101,8 @@ def test_every_kind_of_png() -> None:
         [png(1)[:16] + bytes(8) + png(1)[24:]],
         [png(1)[:16] + b"\xff" * 8 + png(1)[24:]],
         [png(1), jpeg(1)],
+        [webp(1), jpeg(1)],
+        [webp(1), webp(1, (32, 32))],
     ],
 )
 def test_what_is_no_picture_of_that_size(pictures: list[bytes]) -> None:
@@ -82,8 +125,9 @@ def test_a_large_picture_is_not_held_in_memory(tmp_path: Path) -> None:
 def test_sizes() -> None:
     picture, metadata = jpeg(5, (123, 45)), b"\xff\xe1\xff\xff" + bytes(0xFFFF - 2)
     for whole in (picture, picture[:2] + 3 * metadata + picture[2:]):
-        assert kind_and_size(*windows([whole])) == (b"MJPG", 123, 45)
-    assert kind_and_size(*windows([png(5, (123, 45))])) == (b"MPNG", 123, 45)
+        assert frame_of(*windows([whole])).kind == (b"MJPG", 123, 45)
+    assert frame_of(*windows([png(5, (123, 45))])).kind == (b"MPNG", 123, 45)
+    assert frame_of(*windows([webp(5, (123, 45))])).kind == (b"VP80", 123, 45)
     heads = (b"", b"\xff\xd8", b"\xff\xd8" + b"\xff" * 100, b"\xff\xd8\xff\xe0\x00\x02" * 50, b"\xff\xd8" + metadata)
     for number, _ in enumerate(heads):
         with pytest.raises(ValueError, match="JPEG"):

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from slipstream.messages import Caption
-from tests.front.conftest import NUM_FRAMES, Served, jpeg, png
+from tests.front.conftest import NUM_FRAMES, Served, jpeg, png, webp
 from tests.support.front import PROMPT, asked, data_url
 from tests.support.gateway_client import MOST_TRIES
 from tests.support.processes import eventually, logged
@@ -140,14 +140,15 @@ async def test_frames_are_a_video(served: Served) -> None:
         joined["video_url"]["url"] += "," + data_url(frame).partition(",")[2]
     lossless = {"type": "video", "video": [data_url(png(shade), "image/png") for shade in (0, 80, 160, 240)]}
     answers = []
-    for part in (lossless, one_by_one, joined):
+    from_a_browser = {"type": "video", "video": [data_url(webp(shade), "image/webp") for shade in (0, 80, 160, 240)]}
+    for part in (lossless, from_a_browser, one_by_one, joined):
         messages = [{"role": "user", "content": [{"type": "text", "text": PROMPT}, part]}]
         answers.append(
             await served.client.chat.completions.create(
                 model=served.model, messages=messages, max_completion_tokens=NUM_TOKENS
             )
         )
-    assert len({answer.choices[0].message.content for answer in answers[1:]}) == 1
+    assert len({answer.choices[0].message.content for answer in answers[2:]}) == 1
     (tokens,) = {answer.usage.prompt_tokens_details.video_tokens for answer in answers}
     assert tokens == len(frames) * (await served.captioner.info()).tokens_per_frame
     picture = {"type": "image_url", "image_url": {"url": data_url(frames[0], "image/jpeg")}}
