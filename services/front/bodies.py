@@ -24,8 +24,15 @@ class ClientGone(Exception):
 
 
 async def body_chunks(scope: Scope, receive: Receive, config: FrontConfig, max_bytes: int) -> AsyncIterator[bytes]:
-    """The body as it comes. Raises `ApiError` for one that is too large, told or not, or too slow; `ClientGone`."""
-    told = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    """The body as it comes. Raises `ApiError` for one that is too large, told or not, too slow or compressed;
+    `ClientGone`."""
+    headers = dict(scope["headers"])
+    encoding = headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ApiError(
+            "the body is compressed; send it as it is, without content-encoding", status=415, code="wrong_type"
+        )
+    told = headers.get(b"content-length", b"0")
     if int(told) > max_bytes:
         raise too_large(f"the body has {int(told)} bytes; at most {max_bytes} are taken")
     clock = asyncio.get_running_loop().time

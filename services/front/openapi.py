@@ -13,7 +13,7 @@ from slipstream.services.front.chat_messages import MAX_MESSAGES, ROLES
 from slipstream.services.front.chat_request import DOCUMENT_FIELDS, NEUTRAL, OWN_NAMES, TOLERATED
 from slipstream.services.front.endpoints import Endpoint, Schema
 
-GUARDED = (400, 401, 403, 404, 405, 408, 409, 413, 429, 503, 504)
+GUARDED = (400, 401, 403, 404, 405, 408, 409, 413, 415, 429, 503, 504)
 OPEN = (400, 404, 405)
 REASONS = {
     400: "The request cannot be honoured; `param` names the field.",
@@ -24,7 +24,7 @@ REASONS = {
     408: "The body came too slowly.",
     409: "It is not in a state for that.",
     413: "More than is taken.",
-    415: "Another type of content than is taken.",
+    415: "Another type of content than is taken, or a compressed body.",
     429: "No room now; `retry-after` says when.",
     503: "What it needs is not there now; `retry-after` says when.",
     504: "It took longer than this server serves one request.",

@@ -49,7 +49,7 @@ ENDPOINTS = (
         {JSON_TYPE: chat_schema()}, content=(JSON_TYPE, EVENTS_TYPE),
     ),
     Endpoint(
-        "POST", "/v1/files", create_file, "Uploads a file.", FILE, {"multipart/form-data": UPLOAD}, statuses=(415,)
+        "POST", "/v1/files", create_file, "Uploads a file.", FILE, {"multipart/form-data": UPLOAD}
     ),
     Endpoint(
         "GET", "/v1/files", list_files, "The caller's files.", list_schema(FILE),

@@ -79,6 +79,16 @@ async def test_hostile_bodies_are_refused(gateway: FakeGateway, tmp_path: Path) 
             assert answer.choices[0].message.content == TEXT
 
 
+@pytest.mark.parametrize(("encoding", "status"), [("gzip", 415), ("br, gzip", 415), ("identity", 200), ("", 200)])
+async def test_a_compressed_body_is_refused_as_one(gateway: FakeGateway, encoding: str, status: int) -> None:
+    """It was called no valid JSON."""
+    body = chat_body(data_url(b"good"))
+    async with front_at(gateway.address) as address:
+        answer = await raw(address, post(CHAT, body, more=f"Content-Encoding: {encoding}\r\n"))
+    assert status_of(answer) == status
+    assert status == 200 or "content-encoding" in error_of(answer)["message"]
+
+
 async def test_what_is_no_http(gateway: FakeGateway) -> None:
     async with front_at(gateway.address) as address:
         for data in (
