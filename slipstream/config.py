@@ -31,6 +31,15 @@ def is_port(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 6 and 0 < int(text) < 65_536
 
 
+def is_sendable(text: str) -> bool:
+    """Whether the text is valid Unicode without the null character: file names and JSON may hold neither."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
 def check_unicode(name: str, value: object) -> None:
     """Raises `InvalidRequest` for a text, or one of several in a tuple, that the wire cannot carry."""
     try:
@@ -41,6 +50,13 @@ def check_unicode(name: str, value: object) -> None:
         raise InvalidRequest(
             f"{name} has a text that is no valid Unicode, such as one that was read from bytes that are no UTF-8"
         ) from None
+
+
+def check_text(name: str, value: object) -> None:
+    """Raises `InvalidRequest` for what is no text, and as `check_unicode` does."""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{name} must be text, not {value!r}")
+    check_unicode(name, value)
 
 
 def between(low: float, high: float) -> Check:

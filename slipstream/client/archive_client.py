@@ -19,6 +19,7 @@ from slipstream.archive.queue import JobState, UnknownBatch
 from slipstream.client.connection import Connection, closing_told
 from slipstream.errors import (
     InvalidConfig,
+    InvalidRequest,
     Overloaded,
     ServiceUnavailable,
     ServiceUnreachable,
@@ -37,6 +38,8 @@ PAGE_JOBS = 100
 PATIENCE_S = 60.0
 """How long a gateway that was there may be away before a caller gives up."""
 PAUSE_S = 0.5
+MOST_BATCHES = 1000
+"""Of one answer."""
 PIECE_ITEMS = 500
 """Items in one call: an error costs the repetition of so many."""
 LOOKED_AT = 500
@@ -144,7 +147,10 @@ class ArchiveClient:
         )
 
     async def list_batches(self, limit: int) -> list[Batch]:
-        """The caller's batches, the latest first."""
+        """The caller's batches, the latest first. Raises `InvalidRequest` for a limit that is no whole number from 1 to
+        `MOST_BATCHES`."""
+        if type(limit) is not int or not 0 < limit <= MOST_BATCHES:
+            raise InvalidRequest(f"limit must be a whole number from 1 to {MOST_BATCHES}, not {limit!r}")
         answer = await self._ask(lambda archive: archive.ListBatches, archive_pb2.ListBatchesRequest(limit=limit))
         return [codec.read_batch(batch) for batch in answer.batches]
 
@@ -165,7 +171,7 @@ class ArchiveClient:
         restarts."""
         request = archive_pb2.ListJobsRequest(
             batch=batch,
-            states=[codec.job_state_number(state) for state in sorted(states)],
+            states=codec.job_state_numbers(states),
             page_token=page_token,
             page_size=PAGE_JOBS,
         )

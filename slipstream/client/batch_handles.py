@@ -17,7 +17,7 @@ from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, Job
 from slipstream.archive.queue import JobState, Priority
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.connection import Connection
-from slipstream.config import check_unicode
+from slipstream.config import check_text, is_sendable
 from slipstream.errors import InvalidRequest
 from slipstream.objects.store import is_object_url
 from slipstream.options import CallOptions, keywords_of
@@ -51,9 +51,7 @@ class SubmitKeywords(CallOptions):
             ("key", self.key),
             *(("metadata", text) for both in dict(self.metadata or {}).items() for text in both),
         ):
-            if not isinstance(text, str):
-                raise InvalidRequest(f"{name} must be text, not {text!r}")
-            check_unicode(name, text)
+            check_text(name, text)
         return BatchOptions(self.key, self.asked().given(), self.metadata, Priority(self.priority))
 
 
@@ -85,15 +83,6 @@ def is_url(source: str) -> bool:
     return source.startswith("https://") or ("://" in source and is_object_url(source))
 
 
-def is_sendable(text: str) -> bool:
-    """Whether the text is valid Unicode without the null character: file names and JSON may hold neither."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text
-
-
 Videos = Iterable[BatchVideo]
 _with_keywords = keywords_of(
     SubmitKeywords,
@@ -118,6 +107,7 @@ class AsyncBatchHandle:
     """
 
     def __init__(self, connect: Connect, name: str, submitted: Submitted | None = None) -> None:
+        check_text("the name of a batch", name)
         self._connect = connect
         self.name = name
         """The id of the batch, or the key that it was asked for by."""

@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 
 import grpc
 
-from slipstream.config import is_port
+from slipstream.config import is_port, is_sendable
 from slipstream.errors import InvalidConfig, InvalidRequest, ServiceUnavailable, SlipstreamError
 from slipstream.rpc.calls import open_channel, token_metadata
 from slipstream.rpc.tls import make_peer_security
@@ -50,6 +50,8 @@ class GatewayAddress:
         if self.ca or self.cert or self.key:
             own = self._named("cert", self.cert), self._named("key", self.key)
             security = make_peer_security(self._named("ca", self.ca), *own)
+        if not isinstance(self.address, str) or not is_sendable(self.address):
+            raise InvalidConfig(f"{self.address!r} is no address of a gateway; give HOST:PORT or unix:PATH")
         told = [self.address] if self.address.startswith(("ipv4:", "ipv6:")) else self.address.split(",")
         addresses = [address.strip() for address in told]
         for address in addresses:

@@ -1,6 +1,6 @@
 """The archive on the wire: every message of archive.proto to and from plain types, and results as bytes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -86,14 +86,13 @@ def read_batch_options(message: archive_pb2.BatchOptions) -> BatchOptions:
 
 
 def batch_item_message(item: BatchItem) -> archive_pb2.BatchItem:
-    """An item to submit, for the wire."""
-    return to_message(
-        item,
-        archive_pb2.BatchItem,
-        caption=_options_message(item.caption),
-        kind=None if item.kind is None else _KINDS[item.kind],
-        document=_document_message(item.document),
-    )
+    """An item to submit, for the wire. Raises `InvalidRequest` for one that does not fit it."""
+    options = {"caption": _options_message(item.caption), "document": _document_message(item.document)}
+    try:
+        kind = None if item.kind is None else _KINDS[item.kind]
+        return to_message(item, archive_pb2.BatchItem, kind=kind, **options)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"the item {item.custom_id!r} cannot be sent: {error}") from None
 
 
 def read_batch_item(message: archive_pb2.BatchItem) -> BatchItem:
@@ -186,9 +185,13 @@ def read_job_page(message: archive_pb2.ListJobsResponse) -> JobPage:
     return JobPage([read_job(job) for job in message.jobs], message.next_page_token)
 
 
-def job_state_number(state: JobState) -> Any:
-    """The wire's number of a state."""
-    return _JOB_STATES[state]
+def job_state_numbers(states: Collection[JobState]) -> list[Any]:
+    """The wire's numbers of states. Raises `InvalidRequest` for one that there is not, and for a word of its own."""
+    if isinstance(states, str):
+        raise InvalidRequest(f"there may be several states: give a list, such as [{str(states)!r}]")
+    if unknown := [state for state in states if state not in list(JobState)]:
+        raise InvalidRequest(f"job state {unknown[0]!r} is unknown; choose among {', '.join(JobState)}")
+    return sorted(_JOB_STATES[state] for state in states)
 
 
 def read_job_states(numbers: list[Any]) -> frozenset[JobState]:

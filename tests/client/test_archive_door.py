@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from contextlib import aclosing, closing
 from dataclasses import replace
 from pathlib import Path
@@ -147,6 +147,28 @@ def test_what_is_wrong_with_a_call_is_said_before_the_gateway_is_asked(gateway: 
         submit(["a.mp4"], metadata={"year": 1998})  # type: ignore[dict-item]
     with pytest.raises(TypeError, match="framse"):
         submit(["a.mp4"], framse=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("use", "reason"),
+    [
+        (lambda archive: archive.batches(0), "limit must be a whole number from 1 to 1000, not 0"),
+        (lambda archive: archive.batches(-1), "limit must be a whole number from 1 to 1000, not -1"),
+        (lambda archive: archive.batches("9"), "limit must be a whole number from 1 to 1000, not '9'"),
+        (lambda archive: list(archive.batch("k").jobs("done")), r"give a list, such as \['done'\]"),
+        (lambda archive: list(archive.batch("k").jobs(JobState.DONE)), r"give a list, such as \['done'\]"),
+        (lambda archive: list(archive.batch("k").jobs(["done", "lost"])), "job state 'lost' is unknown; choose among"),
+        (lambda archive: archive.batch(None).status(), "the name of a batch must be text, not None"),
+        (lambda archive: archive.batch("\ud800").status(), "the name of a batch has a text that is no valid Unicode"),
+        (lambda archive: archive.submit([BatchItem("\ud800", "/a.mp4")]), r"item '\\ud800' cannot be sent"),
+        (lambda archive: archive.submit([BatchItem(7, "/a.mp4")]), "item 7 cannot be sent"),
+        (lambda archive: archive.submit([BatchItem("a", "/a.mp4", kind="picture")]), "item 'a' cannot be sent"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_named(gateway: FakeGateway, use: Callable[[Any], object], reason: str) -> None:
+    """Each was an error of Python's or protobuf's, or asked for something else."""
+    with pytest.raises(InvalidRequest, match=reason):
+        use(connect(gateway.address).archive)
 
 
 def test_keywords_are_those_of_the_table_and_of_the_batch() -> None:

@@ -233,6 +233,12 @@ def test_a_lost_gateway_leaves_what_was_delivered(proxy: Proxy) -> None:
         assert stream.text == "A red"
 
 
+@pytest.mark.parametrize("address", ["", None, 50050, "host", "host:\ud800:1", "a\0b:1"])
+def test_what_is_no_address(address: Any) -> None:
+    with pytest.raises(InvalidConfig, match="is no address of a gateway; give HOST:PORT or unix:PATH"):
+        slipstream.connect(address)
+
+
 async def test_an_address_is_a_gateway(gateway: FakeGateway, video: Path) -> None:
     async with slipstream.AsyncCaptioner(gateway=gateway.address) as captioner:
         assert (await captioner.caption(video)).text == TEXT

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from slipstream.archive.messages import DOCUMENT_OPTIONS, BatchItem, JobKind, document_options
-from slipstream.client.batch_handles import LONGEST_NAME, is_sendable, is_url
+from slipstream.client.batch_handles import LONGEST_NAME, is_url
+from slipstream.config import is_sendable
 from slipstream.errors import InvalidConfig, InvalidRequest
 from slipstream.objects.store import ObjectUrl
 from slipstream.options import OPTIONS_BY_NAME, CaptionOptions

@@ -15,7 +15,8 @@ from typing import Any, BinaryIO, Self, cast
 
 from slipstream.archive.messages import DOCUMENT_EXTENSIONS, BatchItem
 from slipstream.cli.archive.manifests import READERS, BadRow, check_manifest, read_manifest
-from slipstream.client.batch_handles import is_sendable, is_url, item_name
+from slipstream.client.batch_handles import is_url, item_name
+from slipstream.config import is_sendable
 from slipstream.errors import InvalidRequest, VideoNotFound
 from slipstream.objects.blocking import objects_below, open_file
 from slipstream.objects.store import ObjectUrl, is_remote_object
