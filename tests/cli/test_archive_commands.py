@@ -182,9 +182,16 @@ def test_what_no_such_file_can_be_made_of_is_told(
     batch = hand_in(archive, tmp_path, "mixed", "a.mp4", "b.pdf", "c.pdf")
     capsys.readouterr()
     assert ask(archive, "export", batch, "--output", str(tmp_path / "cues"), "--format", "vtt") == 0
-    assert capsys.readouterr().err.endswith(": 3 done, 2 left out\n")
+    told = "2 left out: vtt is made of videos alone; jsonl, csv and parquet take all"
+    assert capsys.readouterr().err.endswith(f": 3 done, 2 left out\nslipstream: {told}\n")
     assert ask(archive, "export", batch, "--output", str(tmp_path / "pages"), "--format", "md", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"done": 3, "left_out": 1}
+
+
+@pytest.mark.parametrize("form", ["vtt", "md", "jsonl"])
+def test_a_batch_that_there_is_not_leaves_nothing(archive: FakeArchive, tmp_path: Path, form: str) -> None:
+    assert ask(archive, "export", "nowhere", "--output", str(tmp_path / "out"), "--format", form) == 3
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_old_file_of_errors_goes(archive: FakeArchive, tmp_path: Path) -> None:

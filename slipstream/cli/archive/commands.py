@@ -24,7 +24,7 @@ from slipstream.cli.archive.output import (
     check_output,
     choose_format,
     export,
-    told_of_errors,
+    notes,
 )
 from slipstream.cli.archive.search import index_command, search_command
 from slipstream.cli.archive.submit import submit_command
@@ -116,8 +116,8 @@ def export_command(
     told = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items()) or "no jobs"
     line = json.dumps(counts) if as_json else f"{printable(output)}: {told}"
     typer.echo(line, err=not as_json or output == STDOUT)
-    if (failed := told_of_errors(counts, wanted)) and not as_json:
-        typer.echo(f"slipstream: {printable(failed)}", err=True)
+    for note in [] if as_json else notes(counts, wanted):
+        typer.echo(f"slipstream: {printable(note)}", err=True)
 
 
 def _states(names: list[str] | tuple[()]) -> frozenset[JobState]:

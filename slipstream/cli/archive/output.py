@@ -352,7 +352,9 @@ async def export(client: ArchiveClient, batch: str, output: Output) -> Counter[s
     counts: Counter[str] = Counter()
     wanted = frozenset(output.states) or {JobState.DONE}
     asked = frozenset(output.states) or {JobState.DONE, *WITHOUT_RESULT}
-    if not output.form.is_folder:
+    if output.form.is_folder:
+        await client.get(batch)  # a folder for a batch that there is not would stay empty
+    else:
         output = replace(output, norms=await client.norms(batch))
     with ExitStack() as files:
         write = files.enter_context(open_writer(output))
@@ -372,9 +374,12 @@ async def export(client: ArchiveClient, batch: str, output: Output) -> Counter[s
     return counts
 
 
-def told_of_errors(counts: Counter[str], output: Output) -> str:
-    """Which file says why jobs have no result; empty where there is none."""
-    number = sum(counts[state] for state in WITHOUT_RESULT)
-    if not number or output.states or output.path == STDOUT:
-        return ""
-    return f"{number:,} without a result, and why: {_errors_of(output.path)}"
+def notes(counts: Counter[str], output: Output) -> list[str]:
+    """Of which jobs there is no such file, and which file says why jobs have no result."""
+    told = []
+    if number := counts[LEFT_OUT]:
+        kind = "documents" if output.form is Format.MD else "videos"
+        told.append(f"{number:,} left out: {output.form} is made of {kind} alone; jsonl, csv and parquet take all")
+    if (number := sum(counts[state] for state in WITHOUT_RESULT)) and not output.states and output.path != STDOUT:
+        told.append(f"{number:,} without a result, and why: {_errors_of(output.path)}")
+    return told

@@ -38,7 +38,7 @@ from slipstream.cli.archive.output import (
     check_unread,
     choose_format,
     export,
-    told_of_errors,
+    notes,
 )
 from slipstream.cli.archive.sources import Sources, batch_key
 from slipstream.cli.caption import caption_options
@@ -271,9 +271,8 @@ async def _wait(client: ArchiveClient, batch_id: str, output: Output | None) -> 
         _tell(f"interrupted: batch {batch_id} goes on; the same command waits for it again")
         raise
     if output is not None:
-        told = told_of_errors(await export(client, batch_id, output), output)
-        if told:
-            _tell(told)
+        for note in notes(await export(client, batch_id, output), output):
+            _tell(note)
     return batch
 
 
