@@ -18,9 +18,9 @@ from typing import Any
 
 from bench.common import ROOT, TEST_TIMEOUT_S, is_whole, say
 from bench.documents.reading import MAX_TOKENS, PLAIN, what_is_missing
+from slipstream.archive.messages import DOCUMENT_EXTENSIONS
 from slipstream.stack.local import FRESH, Stack, StackOptions
 
-SUFFIXES = (".pdf", ".png", ".jpg", ".jpeg", ".tif", ".tiff")
 PAGES = "1"
 """Of each file: all of a manual would take hours here."""
 SESSIONS = (1, 2, 3, 4)
@@ -89,15 +89,16 @@ def are_scans_kept(found: Mapping[str, Any]) -> bool:
 
 
 def _why_no_folder(folder: str) -> str:
-    if folder and any(path.suffix.lower() in SUFFIXES for path in Path(folder).iterdir()):
+    if folder and any(path.suffix.lower() in DOCUMENT_EXTENSIONS for path in Path(folder).iterdir()):
         return ""
-    return f"--folder names no folder with {', '.join(SUFFIXES)} files: docs/benchmarks.md says where to get some"
+    kinds = ", ".join(DOCUMENT_EXTENSIONS)
+    return f"--folder names no folder with {kinds} files: docs/benchmarks.md says where to get some"
 
 
 def _links(folder: Path, made: Path) -> list[Path]:
     """The documents by names that differ before their suffix, as the command wants them."""
     links = []
-    found = (path for path in sorted(folder.iterdir()) if path.suffix.lower() in SUFFIXES)
+    found = (path for path in sorted(folder.iterdir()) if path.suffix.lower() in DOCUMENT_EXTENSIONS)
     for number, path in enumerate(found):
         links.append(made / f"{number:03}-{path.stem}{path.suffix}")
         links[-1].symlink_to(path.resolve())

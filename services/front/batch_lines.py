@@ -33,14 +33,14 @@ from slipstream.messages import Caption
 from slipstream.service_info import GatewayInfo
 from slipstream.services.front.api_errors import ApiError, as_api_error
 from slipstream.services.front.batch_records import written_whole
-from slipstream.services.front.chat_messages import MediumKind, RemoteFile, StoredFile
+from slipstream.services.front.chat_messages import Medium, MediumKind, RemoteFile, StoredFile
 from slipstream.services.front.chat_request import ChatRequest, check_kind, read_chat
 from slipstream.services.front.completions import PAGE_BREAK, Completion
 from slipstream.services.front.file_store import FileStore
 from slipstream.services.front.frames import frame_windows, write_avi
 from slipstream.services.front.gateways import short_name
-from slipstream.services.front.json_body import JsonBody, Media
-from slipstream.services.front.sources import is_document
+from slipstream.services.front.json_body import JsonBody, Media, Window
+from slipstream.services.front.sources import is_document, is_picture
 
 ENDPOINT = "/v1/chat/completions"
 MAX_ID_CHARS = 256
@@ -197,20 +197,29 @@ class ItemMaker:
         if isinstance(source, StoredFile):
             stored = self.files.path(self.owner, source.file_id)
             with stored.open("rb") as file:
-                is_paper = is_document(medium, file.read(16), self.info)
-            _name_again(stored, path)
+                beginning = file.read(16)
+                is_paper = is_document(medium, beginning, self.info)
+                if is_picture(medium, beginning) and not is_paper:
+                    _write_video([Window(file, 0, file.seek(0, os.SEEK_END))], medium, path)
+                else:
+                    _name_again(stored, path)
             return str(path), _kind(is_paper)
         assert isinstance(source, Media)
         window = line.json.window(source.start, source.end)
-        is_paper = is_document(medium, window.read(16), self.info)
+        beginning = window.read(16)
+        is_paper = is_document(medium, beginning, self.info)
         window.seek(0)
-        with written_whole(path) as output:
-            if is_paper or medium.kind in (MediumKind.VIDEO, MediumKind.FILE):
+        if medium.kind is MediumKind.FRAMES or (is_picture(medium, beginning) and not is_paper):
+            _write_video(frame_windows(line.json.spool, medium.frames or (source,)), medium, path)
+        else:
+            with written_whole(path) as output:
                 shutil.copyfileobj(window, output)
-            else:
-                frames = frame_windows(line.json.spool, medium.frames or (source,))
-                write_avi(frames, medium.frames_per_second, output, medium.param)
         return str(path), _kind(is_paper)
+
+
+def _write_video(pictures: Sequence[Window], medium: Medium, path: Path) -> None:
+    with written_whole(path) as output:
+        write_avi(pictures, medium.frames_per_second, output, medium.param)
 
 
 def _name_again(stored: Path, path: Path) -> None:

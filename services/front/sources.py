@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
+from slipstream.archive.messages import DOCUMENT_EXTENSIONS
 from slipstream.client.caption_client import RemotePath, Video
 from slipstream.client.document_client import check_reads_documents
 from slipstream.errors import InvalidConfig, LimitExceeded
@@ -19,9 +21,11 @@ from slipstream.services.front.completions import MediaFacts
 from slipstream.services.front.frames import frame_windows, write_avi
 from slipstream.services.front.json_body import IN_MEMORY_BYTES, JsonBody, Media, Window
 
-DOCUMENT_BEGINNINGS = (b"%PDF", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"II*\0", b"MM\0*")
-"""PDF, PNG, JPEG, TIFF."""
-DOCUMENT_ENDINGS = (b".pdf", b".png", b".jpg", b".jpeg", b".tif", b".tiff")
+PICTURES = re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|RIFF.{4}WEBP", re.DOTALL)
+"""How those begin that can be frames of a video."""
+DOCUMENTS = (b"%PDF", b"II*\0", b"MM\0*")
+"""How a PDF and a TIFF begin."""
+DOCUMENT_ENDINGS = tuple(map(str.encode, DOCUMENT_EXTENSIONS))
 
 
 class Fetch(Protocol):
@@ -75,14 +79,16 @@ class Sources:
             return await self._frames(medium, frame_windows(body.spool, medium.frames or (source,)), exits)
         if isinstance(source, Media):
             window = body.window(source.start, source.end)
-            is_paper = is_document(medium, await asyncio.to_thread(window.read, 16), info)
-            if medium.kind is MediumKind.IMAGE and not is_paper:
+            beginning = await asyncio.to_thread(window.read, 16)
+            is_paper = is_document(medium, beginning, info)
+            if is_picture(medium, beginning) and not is_paper:
                 return await self._frames(medium, [window], exits)
             window.seek(0)
             return Opened(window, is_paper, MediaFacts(source.sha256, source.num_bytes))
         file = await self._file(medium, owner, exits)
-        is_paper = is_document(medium, await asyncio.to_thread(file.read, 16), info)
-        if medium.kind is MediumKind.IMAGE and not is_paper:
+        beginning = await asyncio.to_thread(file.read, 16)
+        is_paper = is_document(medium, beginning, info)
+        if is_picture(medium, beginning) and not is_paper:
             end = await asyncio.to_thread(file.seek, 0, os.SEEK_END)
             return await self._frames(medium, [Window(file, 0, end)], exits)
         await asyncio.to_thread(file.seek, 0)
@@ -143,12 +149,18 @@ def is_document(medium: Medium, beginning: bytes, info: GatewayInfo) -> bool:
     there is a reader, and is else a video of one frame. Raises `ApiError` for a document where there is none."""
     if medium.kind in (MediumKind.VIDEO, MediumKind.FRAMES):
         return False
-    if medium.kind is MediumKind.IMAGE:
+    if is_picture(medium, beginning):
         return info.reads_documents
-    is_paper = beginning.startswith(DOCUMENT_BEGINNINGS) or beginning.endswith(DOCUMENT_ENDINGS)
+    is_paper = beginning.startswith(DOCUMENTS) or beginning.endswith(DOCUMENT_ENDINGS)
     if is_paper and not info.reads_documents:
         raise _no_reader(medium)
     return is_paper
+
+
+def is_picture(medium: Medium, beginning: bytes) -> bool:
+    """Whether it becomes a video of one frame where it is no document: what was called a picture, and a file that
+    begins as one."""
+    return medium.kind is MediumKind.IMAGE or (medium.kind is MediumKind.FILE and bool(PICTURES.match(beginning)))
 
 
 def _no_reader(medium: Medium) -> ApiError:

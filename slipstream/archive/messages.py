@@ -37,7 +37,7 @@ class JobKind(StrEnum):
         return self is not JobKind.VIDEO
 
 
-DOCUMENT_EXTENSIONS = (".pdf", ".png", ".jpg", ".jpeg", ".tif", ".tiff")
+DOCUMENT_EXTENSIONS = (".pdf", ".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff")
 _OF_READING: Mapping[str, type] = {"stage": str, "ocr": str, "surface": str}
 DOCUMENT_OPTIONS: Mapping[str, type] = {"pages": str, "dpi": int, "text_layer": bool, **_OF_READING}
 """Names and types of what can be said of how a document is read: fields of `DocumentRequest`, and, those of reading, of

@@ -88,7 +88,7 @@ page_options.__signature__ = flags(hidden=NOT_OF_PAGES)  # type: ignore[attr-def
 @bundled(stack_options=model_options, options=page_options, connection=connection_options)
 def read_command(
     *,
-    files: Annotated[list[Path], typer.Argument(help="PDF, PNG, JPEG or TIFF files.", show_default=False)],
+    files: Annotated[list[Path], typer.Argument(help="PDF, PNG, JPEG, WebP or TIFF files.", show_default=False)],
     output: Annotated[Path, typer.Option(help="Folder for the files that are written for each document.")],
     ocr_only: Annotated[
         bool, typer.Option("--ocr-only", help="The text layer's and the OCR's own text, without any model.")

@@ -227,7 +227,7 @@ class Captioner:
 
     @with_document_keywords
     def read_document(self, document: Video, call: DocumentCall) -> DocumentStream[PageReading]:
-        """The pages of a document, each when the target has read it: a PDF, PNG, JPEG or TIFF as a path, bytes, an open
+        """The pages of a document, each when the target has read it: a PDF, PNG, JPEG, WebP or TIFF as a path, bytes, a
         binary file, or a `RemotePath` (a path or an https address of the gateway's).
 
             for page in captioner.read_document("scan.pdf", pages="1-5"):

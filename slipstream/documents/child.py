@@ -62,8 +62,8 @@ def preload(recogniser: Recogniser) -> None:
     layer = document.text_lines(1, picture)
     read_page(picture, layer, recogniser)
     read_page(picture, [], recogniser)
-    kinds = {"RGB": "PNG", "P": "PNG", "L": "JPEG", "1": "TIFF", "RGBA": "PNG", "CMYK": "TIFF", "LAB": "TIFF"}
-    for mode, kind in kinds.items():
+    kinds = {"PNG": ("RGB", "P", "RGBA"), "JPEG": ("L",), "WEBP": ("RGB",), "TIFF": ("1", "CMYK", "LAB")}
+    for kind, mode in ((kind, mode) for kind, modes in kinds.items() for mode in modes):
         data = io.BytesIO()
         Image.new(mode, (8, 8)).save(data, kind)
         open_document(data.getvalue(), limits).draw(1, 150, 16)

@@ -17,7 +17,7 @@ from slipstream.documents.page_reader import Picture
 from slipstream.documents.pages import check_image, picture_scale
 from slipstream.errors import LimitExceeded, UnreadableDocument
 
-IMAGE_FORMATS = ("PNG", "JPEG", "TIFF")
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "TIFF")
 MAX_LAYER_LINES = 3000
 """Of a page's text layer; a page that has more is read by OCR."""
 _HYPHEN = str.maketrans({"\x02": "-", "\ufffe": "-"})
@@ -138,8 +138,8 @@ class _Images:
             raise LimitExceeded("the image has far more pixels than are decoded; scale it down") from None
         except (OSError, SyntaxError, ValueError, TypeError, EOFError) as error:
             raise UnreadableDocument(
-                "this is neither a PDF nor a PNG, JPEG or TIFF image that can be read; it is damaged, empty or of"
-                " another kind"
+                "this is neither a PDF nor a PNG, JPEG, WebP or TIFF image that can be read; it is damaged, empty or"
+                " of another kind"
             ) from error
 
     def draw(self, page: int, dpi: float, max_pixels: int) -> tuple[Picture, float]:

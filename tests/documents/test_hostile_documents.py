@@ -330,6 +330,8 @@ REFUSED: dict[str, tuple[bytes, type[SlipstreamError], str]] = {
     "a page that is drawn for ever": (forms_within_forms(), LimitExceeded, "page 1 cannot be opened in time"),
     "half a PNG": (image_bytes(drawn_picture(), "PNG")[:300], UnreadableDocument, "damaged"),
     "half a JPEG's head": (image_bytes(drawn_picture(), "JPEG")[:20], UnreadableDocument, "damaged"),
+    "half a WebP": (image_bytes(drawn_picture(), "WEBP")[:300], UnreadableDocument, "damaged"),
+    "a large WebP": (image_bytes(drawn_picture(size=(3000, 2000)), "WEBP"), LimitExceeded, "scale it down"),
     "too large an image": (image_bytes(drawn_picture(size=(3000, 2000)), "PNG"), LimitExceeded, "scale it down"),
     "an SVG": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", UnreadableDocument, "neither a PDF nor"),
     "PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", UnreadableDocument, "neither a PDF nor"),

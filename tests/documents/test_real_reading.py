@@ -96,9 +96,10 @@ async def test_the_layer_can_be_left_alone(pool: ReaderPool) -> None:
     [
         ("PNG", "1"),
         ("TIFF", "LAB"),
+        ("WEBP", "RGB"),
         *(
             pytest.param(kind, mode, marks=pytest.mark.long)
-            for kind, mode in (("PNG", "P"), ("PNG", "I;16"), ("JPEG", "L"), ("TIFF", "RGBA"))
+            for kind, mode in (("PNG", "P"), ("PNG", "I;16"), ("JPEG", "L"), ("WEBP", "RGBA"), ("TIFF", "RGBA"))
         ),
     ],
 )

@@ -49,7 +49,12 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-MODES = {"JPEG": ("RGB", "L", "CMYK"), "PNG": ("RGB", "1", "P", "RGBA", "LA", "I;16"), "TIFF": ("1", "RGBA", "I;16")}
+MODES = {
+    "JPEG": ("RGB", "L", "CMYK"),
+    "PNG": ("RGB", "1", "P", "RGBA", "LA", "I;16"),
+    "WEBP": ("RGB", "RGBA"),
+    "TIFF": ("1", "RGBA", "I;16"),
+}
 
 
 @pytest.mark.parametrize(("kind", "mode"), [(kind, mode) for kind, modes in MODES.items() for mode in modes])
@@ -61,7 +66,7 @@ def test_the_top_is_up_whatever_the_pixels_are(kind: str, mode: str) -> None:
     assert pixels[5, -5].max() < 30 and pixels[5, 5].min() > 220
 
 
-@pytest.mark.parametrize(("kind", "num_pages"), [("TIFF", 2), ("MPO", 1), ("PNG", 1)])
+@pytest.mark.parametrize(("kind", "num_pages"), [("TIFF", 2), ("MPO", 1), ("PNG", 1), ("WEBP", 1)])
 def test_only_a_tiff_has_pages(kind: str, num_pages: int) -> None:
     """A phone's JPEG carries a second picture, an animated PNG many."""
     document = opened(picture(), kind, save_all=True, append_images=[picture().rotate(180)])

@@ -5,6 +5,7 @@ import io
 import json
 import os
 from codecs import BOM_UTF8
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from slipstream.services.front.batch_lines import BadLine, BatchLine, ItemMaker,
 from slipstream.services.front.config import FrontConfig
 from slipstream.services.front.file_store import FileStore, new_file_id
 from slipstream.services.front.json_body import JsonBody
+from tests.front.conftest import jpeg, png, webp
 from tests.support.front import PROMPT, batch_line
 
 MODEL = "big"
@@ -25,14 +27,16 @@ def files(tmp_path: Path) -> FileStore:
     return FileStore(FrontConfig(listen="", gateway="", data=str(tmp_path)))
 
 
-def sources_of(files: FileStore, folder: Path, num_lines: int) -> list[Path]:
+def sources_of(
+    files: FileStore, folder: Path, num_lines: int, data: bytes = VIDEO, reads_documents: bool = False
+) -> list[Path]:
     """What gateways open of a batch whose requests all are about one file."""
     with files.new("") as file:
-        file.write(VIDEO)
+        file.write(data)
         kept = file.keep(new_file_id(), "a.mp4", "user_data", None)
     content = [{"type": "text", "text": PROMPT}, {"type": "file", "file": {"file_id": kept.file_id}}]
     body = {"model": MODEL, "messages": [{"role": "user", "content": content}]}
-    maker, found = ItemMaker(GatewayInfo(), MODEL, "", files, folder), []
+    maker, found = ItemMaker(GatewayInfo(reads_documents=reads_documents), MODEL, "", files, folder), []
     for number in range(1, num_lines + 1):
         with JsonBody(10**6, 10**6) as fed:
             fed.feed(json.dumps(body).encode())
@@ -73,3 +77,15 @@ def test_media_in_another_file_system_are_copies(
     monkeypatch.setattr(os, "link", link)
     sources = sources_of(files, tmp_path / "media", 2)
     assert [source.read_bytes() for source in sources] == [VIDEO] * 2 and sources[0].stat().st_nlink == 1
+
+
+@pytest.mark.parametrize("picture", [jpeg, png, webp])
+def test_a_picture_that_was_uploaded_is_a_video_where_nobody_reads_it(
+    files: FileStore, tmp_path: Path, picture: Callable[[int], bytes]
+) -> None:
+    data = picture(9)
+    for _ in range(2):
+        (video,) = sources_of(files, tmp_path / "a", 1, data)
+        assert video.read_bytes()[8:12] == b"AVI "
+    (page,) = sources_of(files, tmp_path / "b", 1, data, reads_documents=True)
+    assert page.read_bytes() == data

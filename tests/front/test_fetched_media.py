@@ -47,14 +47,15 @@ async def test_room_is_taken_while_they_are_there() -> None:
     assert not spooled.used
 
 
-async def test_a_picture_that_nobody_reads_is_a_video_of_one_frame() -> None:
+@pytest.mark.parametrize("kind", [MediumKind.IMAGE, MediumKind.FILE])
+async def test_a_picture_that_nobody_reads_is_a_video_of_one_frame(kind: MediumKind) -> None:
     picture = png(9)
 
     async def fetch(source: str, sink: Any, /) -> None:
         await sink.write(picture)
 
     spooled = Places("spooled_bytes", 10**6)
-    sources, medium = Sources(fetch, None, 10**6, spooled), replace(MEDIUM, kind=MediumKind.IMAGE)
+    sources, medium = Sources(fetch, None, 10**6, spooled), replace(MEDIUM, kind=kind)
     with JsonBody(10**6, 10**6) as body:
         async with sources.opened(medium, body, GatewayInfo(reads_documents=True), "") as page:
             video: Any = page.video
