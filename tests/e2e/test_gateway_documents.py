@@ -116,11 +116,11 @@ async def test_the_target_does_not_wait_for_the_reader_and_late_hints_are_used(d
         with documents.script({1: {"text": documents.plain[0], "hold": "go-1"}}):
             (page,) = await documents.read(let_go, pages="1", method="hsd")
         assert page.text == documents.plain[0]
-        if page.caption.speculation.accepted_prediction_tokens:
+        speculation = page.caption.speculation
+        if is_used := speculation.passes < page.caption.num_tokens - 1:
             break
-    speculation = page.caption.speculation
+    assert is_used, "a busy machine may have read the page before the draft came, but not each time"
     assert speculation.accepted_prediction_tokens == sum(token.from_draft for token in page.caption.tokens) > 0
-    assert speculation.passes < page.caption.num_tokens - 1
     assert logged(documents.log("gateway"), "hints.delivered")
 
 

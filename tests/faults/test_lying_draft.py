@@ -112,7 +112,7 @@ def was_lost_by_a_lie(captioned: Captioned) -> bool:
 
 def was_heard_in_time(captioned: Captioned) -> bool:
     """The draft lives in this process, which may stand still for longer than the gateway waits."""
-    return "silent for" not in reasons(captioned)
+    return not any(words in reasons(captioned) for words in ("silent for", "not reachable"))
 
 
 # -- a draft that is right --------------------------------------------------------------------------------------------

@@ -50,7 +50,11 @@ main()
 
     def __enter__(self) -> "Up":
         assert self.process.stdout is not None
-        self.address = self.process.stdout.readline().split()[1]
+        words = self.process.stdout.readline().split()
+        if not words:  # it has ended
+            _, said = self.process.communicate()
+            raise AssertionError(f"`slipstream up` ended with {self.process.returncode}: {said}")
+        self.address = words[1]
         self.told("Ctrl-C ends the stack")
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         self.services = [int(pid) for pid in children.split()]
