@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from slipstream import __version__
-from slipstream.errors import InvalidConfig, SlipstreamError
+from slipstream.errors import InvalidConfig
 from slipstream.logs import bound_request_id
 from slipstream.rpc.calls import send_along
 from slipstream.rpc.guards import AUDITED
@@ -26,6 +26,14 @@ EXPORT_S = 2.0
 
 Facts = Mapping[str, str | int]
 """Attributes of a span."""
+FAULTS_OF_SERVERS = {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+_STATUSES = {status.name for status in grpc.StatusCode}
+
+
+def _is_refusal(status: str) -> bool:
+    """Whether its caller must do something about it: by OpenTelemetry's conventions (gRPC, HTTP) no error of the server
+    that says so. Of gRPC by name, of HTTP by number; what else was raised is no refusal."""
+    return status in _STATUSES - FAULTS_OF_SERVERS or (status.isdecimal() and int(status) < 500)
 
 
 class Tracing:
@@ -59,8 +67,8 @@ class Tracing:
     @contextlib.contextmanager
     def span(self, name: str, traceparent: str, facts: Facts, *, is_call: bool = True) -> Iterator[Any]:
         """One call that is served (or one run of a job), as the child of the span that asked for it where there is one;
-        `set_attribute` of what it gives adds to it. An error that it raises is its status; being cancelled is none, as
-        each draft's session ends so."""
+        `set_attribute` of what it gives adds to it. An error that it raises is its `error.type`, and makes it an error,
+        but for a call that was refused (`_is_refusal`); being cancelled is none, as each draft's session ends so."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
         context = self._contexts.extract({TRACEPARENT_KEY: traceparent})
@@ -74,8 +82,10 @@ class Tracing:
                 span.set_attribute("slipstream.cancelled", True)
                 raise
             except BaseException as error:
-                told = error.status if isinstance(error, SlipstreamError) else type(error).__name__
-                span.set_status(Status(StatusCode.ERROR, told))
+                told = str(getattr(error, "status", type(error).__name__))
+                span.set_attribute("error.type", told)
+                if not (is_call and _is_refusal(told)):
+                    span.set_status(Status(StatusCode.ERROR, told))
                 raise
 
     def job_run(self, traceparent: str, request_id: str, num_failed: int) -> contextlib.AbstractContextManager[Any]:

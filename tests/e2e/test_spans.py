@@ -18,8 +18,9 @@ from slipstream.archive.messages import BatchItem, BatchOptions
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.connection import GatewayAddress
 from slipstream.config import parse_config
-from slipstream.errors import InvalidConfig
+from slipstream.errors import InvalidConfig, InvalidRequest, Overloaded, ServiceUnavailable
 from slipstream.rpc.tracing import Tracing, traced
+from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.config import FrontConfig
 from slipstream.stack.local import Stack, StackOptions
 from tests.support.clips import make_colour_clip
@@ -161,22 +162,34 @@ async def test_a_job_is_one_trace_from_its_hand_in_over_all_that_ran_it(tmp_path
     assert str(tmp_path) not in everything and good.caption is not None and good.caption.text[:20] not in everything
 
 
-def test_a_call_that_is_cancelled_has_not_failed() -> None:
+def test_only_what_a_server_fails_in_is_an_error_of_its() -> None:
+    """By OpenTelemetry's conventions; a job that is refused has failed all the same."""
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
-    raised = {"ended": asyncio.CancelledError(), "broken": ValueError(), "refused": InvalidConfig("no")}
+    raised: dict[str, BaseException] = {
+        "ended": asyncio.CancelledError(),
+        "broken": ValueError(),
+        "refused": InvalidRequest("no"),
+        "full": Overloaded("no"),
+        "gone": ServiceUnavailable("no"),
+        "bad": ApiError("no"),
+        "late": ApiError("no", status=504),
+    }
     with collector() as told:
         with traced("draft", told.url) as tracing:
+            assert tracing is not None
             for name, error in raised.items():
-                with contextlib.suppress(type(error)), tracing.span(name, "", {}):
-                    raise error
-        spans = {span.name: span for span in told.of("draft")}
-    assert {name: span.status.message for name, span in spans.items()} == {
-        "ended": "",
-        "broken": "ValueError",
-        "refused": InvalidConfig.status,
-    }
-    assert {name: span.status.code for name, span in spans.items()} == {"ended": 0, "broken": 2, "refused": 2}
-    assert facts_of(spans["ended"]) == {"slipstream.cancelled": True}
+                for is_call in (True, False):
+                    with contextlib.suppress(type(error)), tracing.span(name, "", {"call": is_call}, is_call=is_call):
+                        raise error
+        spans = {(span.name, facts_of(span)["call"]): span for span in told.of("draft")}
+    failed = {name for (name, is_call), span in spans.items() if is_call and span.status.code == 2}
+    assert failed == {"broken", "gone", "late"}
+    assert {name for (name, is_call), span in spans.items() if span.status.code == 2} == {*raised} - {"ended"}
+    types = {name: facts_of(spans[name, True]).get("error.type") for name in raised}
+    refused = {"refused": "INVALID_ARGUMENT", "full": "RESOURCE_EXHAUSTED", "bad": "400"}
+    assert types == refused | {"ended": None, "broken": "ValueError", "gone": "UNAVAILABLE", "late": "504"}
+    assert spans["gone", True].status.message == "UNAVAILABLE" and not spans["refused", True].status.message
+    assert facts_of(spans["ended", True])["slipstream.cancelled"] is True
 
 
 def test_without_a_collector_nothing_of_it_is_loaded() -> None:
