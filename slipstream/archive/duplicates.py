@@ -6,6 +6,7 @@ What is in the store is read once and kept; a caption that another gateway has m
 import json
 from collections import OrderedDict
 from dataclasses import asdict, dataclass
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -21,7 +22,8 @@ from slipstream.speculation.protocol import FinishReason
 from slipstream.video.fingerprint import PICTURE_CELLS, Fingerprint
 
 SETS_KEPT = 4
-"""Sets of captions that a gateway keeps at hand: each of one owner, target and set of options."""
+"""Sets of captions that a gateway keeps at hand, beside those that jobs hold: each of one owner, target and set of
+options."""
 PAGE = 200
 
 
@@ -32,15 +34,19 @@ class DuplicateFinder:
         """`most`: captions of a set, of which the latest are kept."""
         self._queue = queue
         self._most = most
-        self._sets: OrderedDict[str, StoredCaptions] = OrderedDict()
+        self._sets: WeakValueDictionary[str, StoredCaptions] = WeakValueDictionary()
+        """All that somebody holds."""
+        self._latest: OrderedDict[str, StoredCaptions] = OrderedDict()
 
     def among(self, plan: CaptionPlan, target: ModelInfo, draft: ModelInfo | None, owner: str) -> KnownCaptions:
-        """The captions that a video of this plan may share: of the same owner, options, models and release."""
+        """The captions that a video of this plan may share: of the same owner, options, models and release. Who asks
+        again and again holds them meanwhile: a set that is let go is read anew from its beginning."""
         key = f"{content_key('', plan, target, draft)} {owner}"
         known = self._sets.setdefault(key, StoredCaptions(self._queue, key, self._most))
-        self._sets.move_to_end(key)
-        if len(self._sets) > SETS_KEPT:
-            self._sets.popitem(last=False)
+        self._latest[key] = known
+        self._latest.move_to_end(key)
+        if len(self._latest) > SETS_KEPT:
+            self._latest.popitem(last=False)
         return known
 
 

@@ -31,7 +31,7 @@ from slipstream.archive.records import (
 )
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.duplicates import Sparing, caption_sparingly
+from slipstream.captioning.duplicates import KnownCaptions, Sparing, caption_sparingly
 from slipstream.captioning.film_captioner import (
     CANNOT_SUM_UP,
     DecodedSegment,
@@ -95,6 +95,8 @@ class _Run:
     parts: PartKeeper
     earlier: EarlierTexts = field(default_factory=EarlierTexts)
     """Of segments that this lease has captioned."""
+    known: dict[str, KnownCaptions] = field(default_factory=dict)
+    """By prompt, those that segments may share: held, as there may be more prompts than sets that stay at hand."""
     failed: list[Segment] = field(default_factory=list)
     """Segments without frames that are not kept yet: a film of nothing else has failed as a whole."""
 
@@ -200,7 +202,7 @@ class FilmRunner:
         """The answer about a segment with frames, unless a near-duplicate's serves."""
         assert decoded.video is not None, "a segment without frames has no caption"
         plan = (await self._plan_now(run)).asking(prompt)
-        known = self._duplicates.among(plan, run.target, run.draft, run.lease.owner)
+        known = run.known[prompt] = self._duplicates.among(plan, run.target, run.draft, run.lease.owner)
         made_for = SharedFrom(run.lease.job_id, decoded.segment.number)
         make = partial(self._caption, run, decoded)
         return await caption_sparingly(run.earlier.of(plan), decoded.video, known, made_for, make)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -10,11 +11,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from slipstream.archive.duplicates import SETS_KEPT
 from slipstream.archive.intake import read_item
 from slipstream.archive.job_runner import ArchiveRunner
 from slipstream.archive.messages import BatchItem, JobKind, JobPart, Priority
 from slipstream.archive.parts import PartLimits
-from slipstream.archive.queue import BatchSpec, JobState, Lease, Outcome, QueuePolicy
+from slipstream.archive.queue import BatchSpec, JobState, KnownEntry, Lease, Outcome, QueuePolicy
 from slipstream.archive.records import BatchPayload, job_of, part_of, read_job, write_batch
 from slipstream.archive.worker import RetryLater, RunnerDied
 from slipstream.captioning import film_captioner
@@ -124,7 +126,7 @@ class FakeCaptioner:
             self.summed_up.append(plan.request_id.partition("-whole")[2])
             return Caption(f"sum of {[line.split('] ')[1] for line in plan.options.prompt.splitlines()[2:]]}", 3, None)
         number = int(video.frames[0, 0, 0, 0])
-        assert plan.request_id.endswith(f"-s{number}")
+        assert plan.request_id.partition("-q")[0].endswith(f"-s{number}")
         self.captioned.append(number)
         with self._running():
             await asyncio.sleep(0)
@@ -316,6 +318,22 @@ async def test_a_gateway_that_ends_keeps_what_it_has_begun_and_begins_no_more(la
     assert (await world.ended(await world.take())).state is JobState.DONE
     assert sorted(world.models.captioned) == [number for number in range(SEGMENTS) if number not in torn]
     assert world.models.summed_up
+
+
+async def test_of_more_prompts_than_sets_stay_at_hand_each_reads_its_duplicates_once() -> None:
+    prompts = [f"What is at {number}?" for number in range(SETS_KEPT + 2)]
+    world, read = World(), Counter[str]()
+    list_known = world.queue.list_known
+
+    async def counted(key: str, after: str, limit: int) -> list[KnownEntry]:
+        entries = await list_known(key, after, limit)
+        read.update(key for _ in entries)
+        return entries
+
+    world.queue.list_known = counted  # type: ignore[method-assign]
+    await world.ended(await world.submit(duplicates="share", prompts=prompts))
+    assert len(read) == len(prompts)
+    assert read == {key: len(entries) for key, entries in world.queue._known.items()}, "every entry once"
 
 
 async def test_who_lost_the_lease_keeps_nothing() -> None:
