@@ -14,14 +14,15 @@ from slipstream.archive.duplicates import BadEntry, DuplicateFinder, StoredCapti
 from slipstream.archive.queue import JobQueue, QueueUnavailable
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.duplicates import KnownCaption
-from slipstream.captioning.plan import make_plan
-from slipstream.messages import SharedFrom
+from slipstream.captioning.duplicates import KnownCaption, caption_sparingly
+from slipstream.captioning.plan import CaptionPlan, make_plan
+from slipstream.messages import Caption, SharedFrom
 from slipstream.options import CaptionOptions
 from slipstream.service_info import ModelInfo
 from slipstream.speculation.protocol import FinishReason
 from slipstream.stack.redis_server import EmbeddedServer
 from slipstream.video.fingerprint import NUM_PICTURES, PICTURE_CELLS, Fingerprint
+from slipstream.video.messages import SampledVideo
 from tests.support.memory_queue import MemoryQueue
 
 CONFIG = GatewayConfig(listen="", target="t:1")
@@ -105,6 +106,26 @@ async def test_a_store_that_is_away_stops_nobody() -> None:
     await captions.add(known(2))
     assert await captions.nearest(known(1).fingerprint, 0.0) is not None, "it is at hand"
     assert await captions.nearest(known(2).fingerprint, 0.0) is None
+
+
+@pytest.mark.parametrize("how", ["share", "hint"])
+async def test_what_a_lost_run_said_of_the_same_segment_is_no_near_duplicate(queue: JobQueue, how: str) -> None:
+    """It is made again, and says that it was made of its own frames: nobody has the first."""
+    plan, made = make_plan(CaptionOptions(duplicates=how), CONFIG), list[tuple[str, ...]]()
+
+    async def make(asked: CaptionPlan) -> Caption:
+        made.append(asked.options.prediction)
+        return Caption("a cat", 2, FinishReason.STOP)
+
+    async def captioned(segment: int) -> Caption:
+        captions, frames = StoredCaptions(queue, "set", 9), np.zeros((1, 16, 16, 3), dtype=np.uint8)
+        video = SampledVideo(frames, (0.0,), 1.0, 16, 16, "h264", 0, ())
+        return (await caption_sparingly(plan, video, captions, SharedFrom("job", segment), make)).caption
+
+    lost, again, other = [await captioned(segment) for segment in (3, 3, 4)]
+    assert lost.shared is None and again.shared is None
+    assert made == ([(), ()] if how == "share" else [(), ("a cat",), ("a cat",)])
+    assert other.shared == (SharedFrom("job", 3, 0.0) if how == "share" else None)
 
 
 async def test_only_the_same_owner_options_and_models_share() -> None:
