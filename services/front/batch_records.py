@@ -5,7 +5,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -139,11 +139,16 @@ class BatchRecords:
         """The file with the lines of requests that were never handed in."""
         return self._path(owner, batch_id).with_suffix(".refused")
 
-    def sweep(self, kept_s: float) -> None:
-        """Forgets batches that ended so long ago."""
+    def sweep(self, kept_s: float, at_work: Container[str]) -> Iterator[str]:
+        """Forgets batches that ended so long ago, or whose time was over then and whose owner never came back; not
+        those `at_work`. Gives the id of each before its record goes, for what else there is of it."""
         for path in self._folder.glob("*/batch_*.json"):
             batch = self._read(path)
-            if batch is not None and batch.ended_s is not None and time.time() - batch.ended_s > kept_s:
+            if batch is None or batch.batch_id in at_work:
+                continue
+            over_s = batch.expires_s if batch.ended_s is None else batch.ended_s
+            if time.time() - over_s > kept_s:
+                yield batch.batch_id
                 for suffix in (".refused", ".end", ".json"):
                     path.with_suffix(suffix).unlink(missing_ok=True)
 

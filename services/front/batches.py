@@ -47,7 +47,7 @@ _NOTHING_TO_CANCEL = (UnknownBatch, InvalidConfig, PermissionDenied)
 """The archive has none of a batch, or nothing of it that this token may cancel."""
 FILE_GONE = "file_not_found"
 KEPT_S = 30 * 86_400.0
-"""How long the record of a batch that has ended is kept."""
+"""How long the record of a batch is kept that has ended, or whose time was over before its owner came back."""
 CHECKS = 2
 """Files that are read at once to see whether they hold requests; each takes a core for its time."""
 MAX_FAULTS = 3
@@ -92,7 +92,8 @@ class Batches:
 
     def _sweep(self) -> None:
         self._files.sweep()
-        self.records.sweep(KEPT_S)
+        for batch_id in self.records.sweep(KEPT_S, self._open):
+            shutil.rmtree(self._media / batch_id, ignore_errors=True)
 
     async def close(self) -> None:
         """Ends the steps that run here; others go on with them."""

@@ -2,12 +2,17 @@
 
 import os
 import resource
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from slipstream.services.front.batch_records import BatchRecords, Ending, HttpBatch, Stage
+from slipstream.services.front.batches import KEPT_S, Batches
+from slipstream.services.front.config import FrontConfig
+from slipstream.services.front.file_store import FileStore
 
 BATCH = HttpBatch("batch_" + "0" * 32, "file-1", "24h", created_s=1, expires_s=2)
 
@@ -41,3 +46,22 @@ def test_a_disk_that_is_full_keeps_no_batch_from_ending_later(tmp_path: Path) ->
     for why in (Ending.CANCELLED, Ending.EXPIRED):
         records.end("", BATCH.batch_id, why)
         assert records.ending("", BATCH.batch_id)[0] == Ending.CANCELLED, "the first reason stays"
+
+
+def test_a_batch_that_its_owner_never_came_back_for_is_forgotten_with_its_media(tmp_path: Path) -> None:
+    """Nobody else's token ends it. One that somebody looks at is gone on with, however late that is."""
+    config = FrontConfig(listen="", gateway="", data=str(tmp_path))
+    front, media, now = Batches(config, cast(Any, None), FileStore(config)), tmp_path / "media", int(time.time())
+    ages_s = {"left": KEPT_S + 60, "late": KEPT_S - 60, "looked at": KEPT_S + 60}
+    names = {f"batch_{number:032}": name for number, name in enumerate(ages_s)}
+    for batch_id, name in names.items():
+        over = replace(BATCH, batch_id=batch_id, stage=Stage.HANDED_IN, expires_s=now - int(ages_s[name]))
+        front.records.put("alice", over)
+        front.records.end("alice", batch_id, Ending.EXPIRED)
+        (media / batch_id).mkdir(parents=True)
+        if name == "looked at":
+            front._open[batch_id] = ("alice", "a token")
+    front._sweep()
+    kept = {batch_id for batch_id, name in names.items() if name != "left"}
+    assert {batch.batch_id for batch in front.records.list("alice")} == kept == {path.name for path in media.iterdir()}
+    assert {path.stem for path in tmp_path.rglob("batch_*.*")} == kept
