@@ -30,8 +30,11 @@ SPREADS, LEAST_DISTANCE = 4.0, 0.15
 _SIGMA = 1.4826
 """Standard deviations in a median absolute deviation, of a normal distribution."""
 
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
-"""A word; where none are parted by spaces, a character."""
+_UNPARTED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
+"""Scripts in which no space parts words, or not from all that is written on to them."""
+CHARACTER = re.compile(rf"[{_UNPARTED}](?<=\w)")
+"""One of theirs, which counts as a word."""
+WORD = re.compile(rf"[^\W{_UNPARTED}]+|{CHARACTER.pattern}")
 
 
 class Mark(StrEnum):
@@ -97,7 +100,7 @@ def marks_of(caption: Caption, norms: Norms = UNKNOWN) -> tuple[Mark, ...]:
 
 def words_of(text: str) -> list[str]:
     """The words of a text, without case and punctuation."""
-    return _WORD.findall(text.casefold())
+    return WORD.findall(text.casefold())
 
 
 def is_looped(words: Sequence[str]) -> bool:

@@ -2,7 +2,8 @@
 
 A question is words, all of which a passage must have; "several words" in a row; a beginning*; and -word for one that it
 must not have. Nothing else of FTS5's language reaches it: whatever is typed is a question or a clear error. Words are
-compared without case and accents, and a word by itself finds its plural, too, and the other way around.
+compared without case and accents, and a word by itself finds its plural, too, and the other way around. In scripts
+whose words no space parts each character is a word, and a question is about characters in a row.
 
 The time of a question is bounded: of more than `RANKED` passages that have all words the first ones in the index's
 order are ranked, and the answer says so.
@@ -20,9 +21,10 @@ from types import TracebackType
 from typing import Self
 
 from slipstream.archive.passages import Passage
+from slipstream.archive.quality import CHARACTER, WORD
 from slipstream.errors import InvalidConfig, InvalidRequest
 
-FORMAT = 2
+FORMAT = 3
 """Of the file; another one is built anew."""
 RANKED = 500
 PIECE = 10_000
@@ -52,7 +54,6 @@ JOIN files ON files.number = passages.file WHERE passages.number = ?
 # -- questions --------------------------------------------------------------------------------------------------------
 
 _PIECES = re.compile(r'(?P<no>-?)(?:"(?P<phrase>[^"]*)"|(?P<word>[^\s"]+))')
-_TOKEN = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def parse_question(text: str) -> Question:
     words: list[str] = []
     for piece in _PIECES.finditer(text):
         said = piece["phrase"] if piece["phrase"] is not None else piece["word"]
-        tokens = _TOKEN.findall(said)
+        tokens = WORD.findall(said)
         if not tokens:  # punctuation alone
             continue
         (unwanted if piece["no"] else wanted).append(_match(tokens, said, is_phrase=piece["phrase"] is not None))
@@ -88,18 +89,24 @@ def parse_question(text: str) -> Question:
     if len(words) + len(unwanted) > MOST_WORDS:
         raise InvalidRequest(f"a question has at most {MOST_WORDS} words")
     match = " AND ".join(wanted)
-    beginnings = "|".join(re.escape(word.rstrip("s") or word) for word in words)
+    beginnings = "|".join(_beginning(word) for word in words)
     return Question(
         f"({match}) NOT ({' OR '.join(unwanted)})" if unwanted else match,
         tuple(dict.fromkeys(words)),
-        re.compile(rf"\b(?:{beginnings})", re.IGNORECASE),
+        re.compile(beginnings, re.IGNORECASE),
     )
+
+
+def _beginning(word: str) -> str:
+    """Where the word begins in a text, as a regular expression."""
+    return word if CHARACTER.match(word) else rf"\b{re.escape(word.rstrip('s') or word)}"
 
 
 def _match(tokens: Sequence[str], said: str, *, is_phrase: bool) -> str:
     """For one piece of a question. A word with signs in it, such as "half-open", is its parts in a row, as in texts."""
     in_a_row = '"' + " ".join(tokens) + '"'
-    if is_phrase or (len(tokens) > 1 and not said.endswith("*")):
+    is_character = CHARACTER.match(tokens[-1]) is not None  # which has neither beginning nor plural
+    if is_phrase or is_character or (len(tokens) > 1 and not said.endswith("*")):
         return in_a_row
     if said.endswith("*"):
         if len(tokens[-1]) < LEAST_BEGINNING:
@@ -237,6 +244,7 @@ def _fill(base: sqlite3.Connection, passages: Iterator[Passage]) -> int:
             times = passage.start_s, passage.end_s, passage.page, passage.is_segment
             rows.append((total, file, *times, passage.text))
         base.executemany("INSERT INTO passages VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-        base.executemany("INSERT INTO texts (rowid, said) VALUES (?, ?)", ((row[0], row[-1]) for row in rows))
+        words = ((row[0], CHARACTER.sub(r" \g<0> ", row[-1])) for row in rows)
+        base.executemany("INSERT INTO texts (rowid, said) VALUES (?, ?)", words)
     base.execute("INSERT INTO texts (texts) VALUES ('optimize')")
     return total

@@ -85,6 +85,28 @@ def test_words_in_a_row_beginnings_endings_and_accents(tmp_path: Path) -> None:
         assert ask("red car")[0] == "a big red car", "words that are near each other go before others"
 
 
+@pytest.mark.parametrize(
+    ("question", "found"),
+    [
+        ("猫", ["一只黑猫在跳舞，then it sleeps。", "白い猫が走る"]),
+        ("跳舞", ["一只黑猫在跳舞，then it sleeps。"]),
+        ("舞跳", []),
+        ("黑猫 sleep -走る", ["一只黑猫在跳舞，then it sleeps。"]),
+        ("走る*", ["白い猫が走る"]),
+        ("고양이", ["고양이가 달린다"]),
+        ("วิ่ง", ["แมวกำลังวิ่ง"]),
+    ],
+)
+def test_what_no_space_parts_is_found_by_its_characters_in_a_row(
+    tmp_path: Path, question: str, found: list[str]
+) -> None:
+    texts = ["一只黑猫在跳舞，then it sleeps。", "白い猫が走る", "고양이가 달린다", "แมวกำลังวิ่ง"]
+    build_index(tmp_path / "i", (Passage(text, "", text) for text in texts))
+    with TextIndex(tmp_path / "i") as index:
+        passages = index.search(parse_question(question), 9).passages
+    assert sorted(one.custom_id for one in passages) == sorted(found) and all(one.text in texts for one in passages)
+
+
 def test_of_very_many_texts_the_first_are_ranked_and_the_answer_says_so(tmp_path: Path) -> None:
     build_index(tmp_path / "i", (Passage(str(n), "", "a red car") for n in range(RANKED + 5)))
     with TextIndex(tmp_path / "i") as index:
@@ -97,6 +119,7 @@ def test_of_very_many_texts_the_first_are_ranked_and_the_answer_says_so(tmp_path
     [
         ('"red', "not closed"),
         ("...", "no word"),
+        ("・", "no word"),
         ("", "no word"),
         ("-red", "must not be there"),
         ("re*", "at least 3 letters"),
