@@ -153,9 +153,10 @@ class FilmRunner:
         return Outcome(JobState.DONE, result, tallies={"segments": film.facts.num_segments})
 
     async def _caption_missing(self, run: _Run, file: VideoFile, film: Film) -> None:
-        """Segment after segment, as many at once as there are slots. Raises `RetryLater` behind those that have begun
-        when the gateway is to end."""
+        """Segment after segment, as many at once as there are slots. Raises behind those that have begun, so that none
+        is made twice: `RetryLater` when the gateway is to end, and what keeps the next ones from being decoded."""
         room = asyncio.Semaphore(max(self._config.archive_slots, 1))
+        obstacle: SlipstreamError | None = None
         numbering = _numbering(run.plan, film)
         missing = numbering.segments_of(run.parts.state.missing)
         try:
@@ -165,13 +166,18 @@ class FilmRunner:
             ):
                 while True:
                     await room.acquire()
-                    decoded = None if self._models.is_ending else await anext(segments, None)
+                    try:
+                        decoded = None if self._models.is_ending else await anext(segments, None)
+                    except SlipstreamError as error:  # a store that is away, no room for more frames
+                        decoded, obstacle = None, error
                     if decoded is None:
                         break
                     task = group.create_task(self._make(run, film, decoded))
                     task.add_done_callback(lambda _, decoded=decoded: _ended(decoded, room))  # type: ignore[misc]
         except ExceptionGroup as failures:  # the first that failed has ended the others
             raise failures.exceptions[0] from None
+        if obstacle is not None:
+            raise obstacle
         if {*numbering.segments_of(run.parts.state.missing)} - {segment.number for segment in run.failed}:
             self._models.check_stays()
         if run.failed and not run.parts.state.done:

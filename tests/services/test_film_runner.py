@@ -28,6 +28,7 @@ from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.errors import (
     InvalidRequest,
     LimitExceeded,
+    ObjectUnavailable,
     Overloaded,
     ServiceUnavailable,
     SlipstreamError,
@@ -318,6 +319,24 @@ async def test_a_gateway_that_ends_keeps_what_it_has_begun_and_begins_no_more(la
     assert (await world.ended(await world.take())).state is JobState.DONE
     assert sorted(world.models.captioned) == [number for number in range(SEGMENTS) if number not in torn]
     assert world.models.summed_up
+
+
+@pytest.mark.parametrize("error", [ObjectUnavailable("HTTP 503"), Overloaded("no room for frames")])
+async def test_what_keeps_segments_from_being_decoded_costs_none_that_has_begun(error: SlipstreamError) -> None:
+    """Its frames are there."""
+    world = World()
+    world.media.torn, world.media.refused, world.models.lasts = {0}, {2: error}, asyncio.Event()
+    lease = await world.submit()
+    running = asyncio.create_task(world.runner.run(lease, world.progress.append))
+    await eventually(lambda: [2, 3] in world.media.asked and world.models.captioned == [1])
+    world.models.lasts.set()
+    with pytest.raises((RetryLater, Overloaded), match=str(error)):
+        await running
+    assert await world.texts() == ["torn", "text 1"] and not world.media.num_open
+    assert await world.queue.retry(lease, "again", 0.0)
+    world.media.refused = {}
+    assert (await world.ended(await world.take())).state is JobState.DONE
+    assert sorted(world.models.captioned) == list(range(1, SEGMENTS)), "each once"
 
 
 async def test_of_more_prompts_than_sets_stay_at_hand_each_reads_its_duplicates_once() -> None:
