@@ -1,12 +1,17 @@
-"""A process's life: it ends with the one that started it, and says so before it runs out of file descriptors."""
+"""A process's life: it ends with the one that started it, says so before it runs out of file descriptors, and has its
+threads for itself while names lead nowhere."""
 
 import asyncio
+import contextlib
 import os
 import resource
+import socket
+import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from slipstream.errors import InvalidConfig
-from slipstream.logs import get_logger
+from slipstream.logs import get_logger, heard
 
 # -- end --------------------------------------------------------------------------------------------------------------
 
@@ -92,3 +97,37 @@ def _num_descriptors() -> int | None:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
         return None
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+class ServiceLoop(asyncio.SelectorEventLoop):
+    """Looks names up on threads of their own, one for each question however often it is asked.
+
+    Where no server of names answers, a look-up takes its thread for a minute, though whoever asked has given up long
+    before. The loop's own threads, six on two cores, are for work that must go on meanwhile, and its end waits for
+    them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lookups: dict[tuple[Any, ...], asyncio.Future[Any]] = {}
+
+    async def getaddrinfo(
+        self, host: Any, port: Any, *, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0
+    ) -> Any:
+        question = (host, port, family, type, proto, flags)
+        if question not in self._lookups:
+            answer = self._lookups[question] = heard(self.create_future())
+            answer.add_done_callback(lambda _: self._lookups.pop(question))
+            threading.Thread(target=self._look_up, args=(question, answer), name="names", daemon=True).start()
+        return await asyncio.shield(self._lookups[question])
+
+    def _look_up(self, question: tuple[Any, ...], answer: asyncio.Future[Any]) -> None:
+        told: tuple[Any, ...]
+        try:
+            told = answer.set_result, socket.getaddrinfo(*question)
+        except Exception as error:
+            told = answer.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self.call_soon_threadsafe(*told)

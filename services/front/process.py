@@ -10,7 +10,7 @@ from slipstream.config import parse_config
 from slipstream.errors import SlipstreamError
 from slipstream.logs import configure_logs, get_logger
 from slipstream.metrics import PROCESS, REGISTRY
-from slipstream.process_life import parent_pid, raise_descriptor_limit, wait_for_end
+from slipstream.process_life import ServiceLoop, parent_pid, raise_descriptor_limit, wait_for_end
 from slipstream.rpc.tls import expiries
 from slipstream.rpc.tracing import Tracing, traced
 from slipstream.services.front.app import make_app
@@ -27,8 +27,12 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         parent = parent_pid(environ)
         config = parse_config(FrontConfig, "front", argv, environ)
         configure_logs("front", config.log_level)
-        with bound_socket(config) as listening, traced("front", config.otlp) as tracing:
-            asyncio.run(_serve(config, listening, parent, tracing))
+        with (
+            bound_socket(config) as listening,
+            traced("front", config.otlp) as tracing,
+            asyncio.Runner(loop_factory=ServiceLoop) as runner,
+        ):
+            runner.run(_serve(config, listening, parent, tracing))
     except SlipstreamError as error:
         get_logger().error("service.failed", error=str(error))
         return error.exit_code

@@ -26,7 +26,7 @@ from slipstream.config import parse_config
 from slipstream.errors import DeadlineExceeded, DeviceLost, InvalidConfig, SlipstreamError
 from slipstream.logs import configure_logs, get_logger, log_all_output
 from slipstream.metrics import PROCESS, shown_at
-from slipstream.process_life import Descriptors, parent_pid, raise_descriptor_limit, wait_for_end
+from slipstream.process_life import Descriptors, ServiceLoop, parent_pid, raise_descriptor_limit, wait_for_end
 from slipstream.rpc.callers import Places
 from slipstream.rpc.grpc_options import MAX_CONCURRENT_CALLS, MAX_WATCHERS, SERVER_OPTIONS, WATCH_S
 from slipstream.rpc.guards import Admit, AnswerErrors, Guard
@@ -203,9 +203,9 @@ def _run(
         parent = parent_pid(environ)
         config = parse_config(config_type, name, argv, environ)
         configure_logs(name, config.log_level)
-        with traced(name, config.otlp) as tracing:
+        with traced(name, config.otlp) as tracing, asyncio.Runner(loop_factory=ServiceLoop) as runner:
             guards = () if tracing is None else (TraceCalls(tracing),)
-            asyncio.run(_serve(name, config, setup, parent, serves, guards))
+            runner.run(_serve(name, config, setup, parent, serves, guards))
     except SlipstreamError as error:
         get_logger().error("service.failed", error=str(error))
         return error.exit_code

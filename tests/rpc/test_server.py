@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +196,33 @@ def test_every_server_has_our_options() -> None:
         if "grpc.aio.server(" in line and "options=SERVER_OPTIONS" not in line and path != Path(__file__)
     ]
     assert not without
+
+
+@pytest.mark.usefixtures("log")
+def test_names_that_nobody_answers_take_no_thread_from_a_service_and_do_not_keep_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answered, asked = threading.Event(), []
+
+    def look_up(host: str, *others: Any) -> Any:
+        asked.append(host)
+        answered.wait()
+        raise socket.gaierror("no server of names")
+
+    async def setup(
+        server: grpc.aio.Server, config: ServiceOptions, lifecycle: Lifecycle
+    ) -> Callable[[], Awaitable[None]]:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(loop.getaddrinfo("target", 50051), 0.001)
+        await asyncio.wait_for(asyncio.to_thread(list), 20.0)
+        raise errors.InvalidConfig("that was all")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    try:
+        assert _run("tool", ServiceOptions, setup, ["--listen", f"unix:{tmp_path}/s.sock"], {}) == 2
+    finally:
+        answered.set()
+    assert asked == ["target"], "what is being looked up is not looked up again"
