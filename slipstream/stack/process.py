@@ -293,7 +293,8 @@ def _remove_unused(folder: Path) -> None:
 def bound_log(path: Path) -> None:
     """Starts a log anew that has grown too large. Whoever writes it appends, and goes on; a line that comes in between
     is lost."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # there is none yet, or its disk has a fault: it is looked at again
         if path.stat().st_size > MAX_LOG_BYTES:
-            shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+            with contextlib.suppress(OSError):  # a full disk has as much as fits: what stayed would keep it full
+                shutil.copyfile(path, path.with_name(f"{path.name}.1"))
             os.truncate(path, 0)
