@@ -228,6 +228,7 @@ async def _serve(
     health = add_health(server, config.callers.share)
     lifecycle = Lifecycle(health)
     lifecycle.report("", is_serving=False)
+    expiries = config.expiries  # as the files are before what calls others reads them, once
     with bound(server, config.listen, credentials) as address, shown_at(config.metrics):
         end = asyncio.create_task(wait_for_end([stopping, lifecycle.failed], parent))
         setting_up = asyncio.create_task(setup(server, config, lifecycle))
@@ -243,7 +244,7 @@ async def _serve(
         gc.freeze()  # what was loaded stays; collections need not look at it again and again
         lifecycle.report("", is_serving=True)
         watching = asyncio.create_task(descriptors.run())
-        PROCESS.started(name, config.expiries)
+        PROCESS.started(name, expiries)
         get_logger().info("service.ready", address=address, pid=os.getpid(), max_descriptors=descriptors.limit)
         await end
         stopping.clear()

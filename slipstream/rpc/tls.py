@@ -234,13 +234,24 @@ _VALIDITY = re.compile(rb"\x30[\x1e-\x22](?:\x17\x0d|\x18\x0f)\d{12,14}Z(?:\x17\
 
 
 def expiries(server: str, client: str) -> dict[str, Callable[[], float]]:
-    """For each certificate of a service, `server` and `client`, how many seconds it has left. '' is no file."""
-    files = {"server": server, "client": client}
-    return {use: partial(seconds_left, Path(path)) for use, path in files.items() if path}
+    """For each certificate of a service, `server` and `client`, how many seconds it has left. '' is no file. A client's
+    is the one that is there now: another one in its place is not taken before the next start."""
+    left: dict[str, Callable[[], float]] = {}
+    if server:
+        left["server"] = partial(seconds_left, Path(server))
+    if client:
+        end = _end_of(Path(client))
+        left["client"] = lambda: end - time.time()
+    return left
 
 
 def seconds_left(path: Path) -> float:
     """Until the first certificate of the PEM file expires; NaN where that cannot be read."""
+    return _end_of(path) - time.time()
+
+
+def _end_of(path: Path) -> float:
+    """When the first certificate of the PEM file expires; NaN where that cannot be read."""
     try:
         pem = path.read_text("ascii", errors="replace")
         first = pem[pem.index(ssl.PEM_HEADER) : pem.index(ssl.PEM_FOOTER) + len(ssl.PEM_FOOTER)]
@@ -251,7 +262,7 @@ def seconds_left(path: Path) -> float:
         return math.nan
     end = found[1].decode()
     form = "%Y%m%d%H%M%S" if len(end) == 14 else "%y%m%d%H%M%S"
-    return datetime.strptime(end, form).replace(tzinfo=UTC).timestamp() - time.time()
+    return datetime.strptime(end, form).replace(tzinfo=UTC).timestamp()
 
 
 def _complain_if(wrong: object, name: str, complaint: str) -> None:

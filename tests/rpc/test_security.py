@@ -187,3 +187,18 @@ def test_when_a_certificate_expires(certificates: Certificates, tmp_path: Path, 
         assert math.isnan(seconds_left(path))
     path.unlink()
     assert math.isnan(seconds_left(path))
+
+
+def test_the_certificate_that_a_service_shows_is_the_one_that_it_has_read(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    def replace_by(end: datetime) -> None:
+        issued = certificates.authority.issue_cert("localhost", not_after=end)
+        path.write_bytes(issued.cert_chain_pems[0].bytes())
+
+    path, first, second = tmp_path / "c.pem", datetime(2031, 1, 1, tzinfo=UTC), datetime(2041, 1, 1, tzinfo=UTC)
+    replace_by(first)
+    left = WireOptions(tls_cert=str(path), peer_cert=str(path)).expiries
+    replace_by(second)
+    ends = {use: time.time() + seconds() for use, seconds in left.items()}
+    assert ends == pytest.approx({"server": second.timestamp(), "client": first.timestamp()}, abs=5)
