@@ -7,6 +7,7 @@ or an owner.
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from slipstream.rpc.guards import AUDITED
 
 TRACEPARENT_KEY = "traceparent"
 EXPORT_S = 2.0
-"""For telling the collector, each time and once more at the end: a collector that is away delays no end."""
+"""For telling the collector, each time and for all that is left at the end: a collector that is away delays no end."""
 
 
 Facts = Mapping[str, str | int]
@@ -107,9 +108,11 @@ class Tracing:
         return HandIn(carrier[TRACEPARENT_KEY], span.end)
 
     def close(self) -> None:
-        """Tells what has not been told."""
+        """Tells what has not been told: several batches, perhaps, each of which would wait for the collector anew."""
         _OF_PROCESS.remove(self)
-        self._provider.shutdown()
+        telling = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
+        telling.start()
+        telling.join(EXPORT_S)
 
 
 # -- jobs of the archive ----------------------------------------------------------------------------------------------

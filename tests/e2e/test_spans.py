@@ -19,6 +19,7 @@ from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.connection import GatewayAddress
 from slipstream.config import parse_config
 from slipstream.errors import InvalidConfig, InvalidRequest, Overloaded, ServiceUnavailable
+from slipstream.rpc import tracing
 from slipstream.rpc.tracing import Tracing, traced
 from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.config import FrontConfig
@@ -223,3 +224,17 @@ async def test_a_collector_that_is_away_delays_nobody() -> None:
         client_of(stack.http_address) as client,
     ):
         assert (await client.models.list()).data
+
+
+async def test_an_end_waits_for_no_collector_that_keeps_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    has_ended, told = threading.Event(), []
+    monkeypatch.setattr(tracing, "EXPORT_S", 0.01)
+    monkeypatch.setattr(OTLPSpanExporter, "export", lambda exporter, spans: told.append(has_ended.wait(20)))
+    with traced("gateway", "http://127.0.0.1:1") as tracer:
+        assert tracer is not None
+        with tracer.span("a call", "", {}):
+            pass
+    has_ended.set()
+    await eventually(lambda: told == [True])
