@@ -102,6 +102,10 @@ def _num_descriptors() -> int | None:
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
+MOST_LOOKUPS = 64
+"""Threads that wait for answers at once: addresses of media may have names without end."""
+
+
 class ServiceLoop(asyncio.SelectorEventLoop):
     """Looks names up on threads of their own, one for each question however often it is asked.
 
@@ -118,6 +122,8 @@ class ServiceLoop(asyncio.SelectorEventLoop):
     ) -> Any:
         question = (host, port, family, type, proto, flags)
         if question not in self._lookups:
+            if len(self._lookups) >= MOST_LOOKUPS:
+                raise socket.gaierror(socket.EAI_AGAIN, f"{MOST_LOOKUPS} other names wait for an answer")
             answer = self._lookups[question] = heard(self.create_future())
             answer.add_done_callback(lambda _: self._lookups.pop(question))
             threading.Thread(target=self._look_up, args=(question, answer), name="names", daemon=True).start()

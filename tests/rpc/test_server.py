@@ -14,7 +14,7 @@ import grpc
 import pytest
 import structlog
 
-from slipstream import errors
+from slipstream import errors, process_life
 from slipstream.errors import SlipstreamError
 from slipstream.rpc.calls import as_slipstream_error, open_channel, request_metadata
 from slipstream.rpc.grpc_options import SERVER_OPTIONS
@@ -218,6 +218,9 @@ def test_names_that_nobody_answers_take_no_thread_from_a_service_and_do_not_keep
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(loop.getaddrinfo("target", 50051), 0.001)
         await asyncio.wait_for(asyncio.to_thread(list), 20.0)
+        monkeypatch.setattr(process_life, "MOST_LOOKUPS", 1)
+        with pytest.raises(socket.gaierror, match="1 other names wait"):
+            await loop.getaddrinfo("another", 50051)
         raise errors.InvalidConfig("that was all")
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
