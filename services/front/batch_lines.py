@@ -179,6 +179,7 @@ class ItemMaker:
             )  # fmt: skip
         source, kind = self._source(line, asked)
         check_kind(asked, kind is JobKind.DOCUMENT)
+        _check_whole(asked)
         document = _document_values(asked.document) if kind is JobKind.DOCUMENT else {}
         return BatchItem(line.custom_id, source, asked.options.given(), kind=kind, document=document)
 
@@ -242,6 +243,14 @@ def _document_values(document: DocumentOptions) -> Mapping[str, Any]:
     if document.request.ocr_dpi:
         raise ApiError("slipstream.ocr_dpi is not supported in batches", param="slipstream.ocr_dpi")
     return document_values(document)
+
+
+def _check_whole(asked: ChatRequest) -> None:
+    """Raises `ApiError` for segments, of which an answer could say neither the times nor which have no text: nor are
+    they had of a chat that is no batch's."""
+    if asked.options.in_segments:
+        why = "an answer is about the video as a whole; `slipstream archive submit` captions segments"
+        raise as_api_error(InvalidRequest(f"segments must be left out: {why}"), asked.params)
 
 
 class LineFault(Exception):

@@ -5,12 +5,15 @@ import io
 import json
 import os
 from codecs import BOM_UTF8
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from slipstream.archive.messages import BatchItem
 from slipstream.service_info import GatewayInfo
+from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.batch_lines import BadLine, BatchLine, ItemMaker, read_lines
 from slipstream.services.front.config import FrontConfig
 from slipstream.services.front.file_store import FileStore, new_file_id
@@ -27,6 +30,15 @@ def files(tmp_path: Path) -> FileStore:
     return FileStore(FrontConfig(listen="", gateway="", data=str(tmp_path)))
 
 
+def item_of(maker: ItemMaker, number: int, part: Mapping[str, Any], **own: Any) -> BatchItem:
+    """That of a request about this part."""
+    content = [{"type": "text", "text": PROMPT}, part]
+    body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "slipstream": own}
+    with JsonBody(10**6, 10**6) as fed:
+        fed.feed(json.dumps(body).encode())
+        return maker.item(BatchLine(number, str(number), fed.value(), fed))
+
+
 def sources_of(
     files: FileStore, folder: Path, num_lines: int, data: bytes = VIDEO, reads_documents: bool = False
 ) -> list[Path]:
@@ -34,13 +46,9 @@ def sources_of(
     with files.new("") as file:
         file.write(data)
         kept = file.keep(new_file_id(), "a.mp4", "user_data", None)
-    content = [{"type": "text", "text": PROMPT}, {"type": "file", "file": {"file_id": kept.file_id}}]
-    body = {"model": MODEL, "messages": [{"role": "user", "content": content}]}
-    maker, found = ItemMaker(GatewayInfo(reads_documents=reads_documents), MODEL, "", files, folder), []
-    for number in range(1, num_lines + 1):
-        with JsonBody(10**6, 10**6) as fed:
-            fed.feed(json.dumps(body).encode())
-            found.append(Path(maker.item(BatchLine(number, str(number), fed.value(), fed)).source))
+    maker = ItemMaker(GatewayInfo(reads_documents=reads_documents), MODEL, "", files, folder)
+    part = {"type": "file", "file": {"file_id": kept.file_id}}
+    found = [Path(item_of(maker, number, part).source) for number in range(1, num_lines + 1)]
     files.delete("", kept.file_id)
     return found
 
@@ -60,6 +68,16 @@ def test_a_file_of_many_requests_is_on_disk_once(files: FileStore, tmp_path: Pat
     sources = sources_of(files, tmp_path / "media", 3)
     assert len({source.stat().st_ino for source in sources}) == 1 and sources[0].stat().st_nlink == len(sources) == 3
     assert sources[0].read_bytes() == VIDEO
+
+
+def test_no_request_is_about_a_films_segments(files: FileStore) -> None:
+    """As none is that is answered at once. An answer of several texts would hide which segment has none."""
+    maker = ItemMaker(GatewayInfo(), MODEL, "", files, None)
+    part = {"type": "video_url", "video_url": {"url": "file:///videos/a.mp4"}}
+    assert item_of(maker, 1, part, duplicates="share", segments="none").caption["duplicates"] == "share"
+    with pytest.raises(ApiError, match="segments must be left out") as refusal:
+        item_of(maker, 1, part, segments="fixed:10s")
+    assert (refusal.value.status, refusal.value.param) == (400, "slipstream.segments")
 
 
 def test_a_line_that_is_handed_in_again_finds_its_file(files: FileStore, tmp_path: Path) -> None:
