@@ -173,7 +173,8 @@ def _read_message(message: Mapping[str, Any], param: str, asked: Asked, said: _S
     role = message.get("role")
     if role not in ROLES:
         raise ApiError(f"{param}.role must be one of {', '.join(ROLES)}", param=f"{param}.role")
-    check_names({name: value for name, value in message.items() if value not in _NOTHING}, {"role", "content"}, param)
+    told = {name: value for name, value in message.items() if value not in _NOTHING}
+    check_names(told, {"role", "content", "name"}, param)  # programs with several agents always name who speaks
     lines, content, is_answer = said.lines(role, param), message.get("content"), role == "assistant"
     if isinstance(content, str) or (is_answer and content is None):
         if content or role == "user":

@@ -123,6 +123,7 @@ def chat_schema() -> Schema:
         "required": ["role", "content"],
         "properties": {
             "role": {"enum": [*ROLES]},
+            "name": {"type": ["string", "null"]},
             "content": {"anyOf": [_TEXT, {"type": "array", "items": part}, {"type": "null"}]},
         },
     }

@@ -205,6 +205,14 @@ def test_a_conversation() -> None:
         assert said in str(error) and error.param == param
 
 
+def test_who_speaks_may_have_a_name() -> None:
+    """As AutoGen's and Semantic Kernel's agents always have: a prompt tells the user and the model apart, no more."""
+    said = [{"role": "system", "content": "Be short."}, *asked(URL, "What?")]
+    said += [{"role": "assistant", "content": "A cat."}, {"role": "user", "content": "And?"}]
+    named = [message | {"name": f"speaker-{index}"} for index, message in enumerate(said)]
+    assert read(request(messages=named)) == read(request(messages=said))
+
+
 @pytest.mark.parametrize("content", ["", [EMPTY], [EMPTY, EMPTY], []])
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_nothing_may_be_said_beforehand(role: str, content: Any) -> None:
