@@ -84,7 +84,7 @@ READ = {
 
 def read_chat(body: Any, media: Mapping[str, Media]) -> ChatRequest:
     """The request in a body whose `data:` strings are `media`, by the names that stand for them. Raises `ApiError`."""
-    fields = object_at(body, "the body")
+    fields = _said(body, "the body")
     for name, value in fields.items():
         _check_known(name, value)
     asked = Asked(media)
@@ -115,7 +115,7 @@ def read_chat(body: Any, media: Mapping[str, Media]) -> ChatRequest:
 
 
 def _check_known(name: str, value: Any) -> None:
-    if name in READ or name in TOLERATED or (value is None and name in NEUTRAL):
+    if name in READ or name in TOLERATED:
         return
     if name not in NEUTRAL:
         raise ApiError(f"{name[:64]!r} is not supported; leave it out", param=name[:64], code="unsupported_parameter")
@@ -130,7 +130,7 @@ def _read_limit(fields: Mapping[str, Any], asked: Asked) -> None:
 
 def _read_frame_count(fields: Mapping[str, Any], asked: Asked) -> None:
     """vLLM's two ways of saying how many frames, and how many of each second."""
-    media_io = object_at(fields.get("media_io_kwargs") or {}, "media_io_kwargs")
+    media_io = _said(fields.get("media_io_kwargs") or {}, "media_io_kwargs")
     for kind, said in media_io.items():
         if kind != "video":
             raise ApiError(f"media_io_kwargs.{kind[:64]} is not supported", param=f"media_io_kwargs.{kind[:64]}")
@@ -139,7 +139,7 @@ def _read_frame_count(fields: Mapping[str, Any], asked: Asked) -> None:
 
 
 def _frame_fields(said: Any, param: str, asked: Asked) -> None:
-    for name, value in object_at(said, param).items():
+    for name, value in _said(said, param).items():
         where = f"{param}.{name[:64]}"
         if name == "num_frames":
             asked.give("num_frames", value, where)
@@ -152,7 +152,7 @@ def _frame_fields(said: Any, param: str, asked: Asked) -> None:
 def _read_own(said: Any, asked: Asked) -> dict[str, Any]:
     """The object `slipstream`: options of the table, and those of documents, which are returned."""
     document: dict[str, Any] = {}
-    for name, value in object_at({} if said is None else said, "slipstream").items():
+    for name, value in _said({} if said is None else said, "slipstream").items():
         param = f"slipstream.{name[:64]}"
         if name in DOCUMENT_FIELDS:
             if type(value) is not DOCUMENT_FIELDS[name]:
@@ -190,6 +190,11 @@ def check_kind(asked: ChatRequest, is_document: bool) -> None:
 
 
 # -- small things -----------------------------------------------------------------------------------------------------
+
+
+def _said(value: Any, param: str) -> dict[str, Any]:
+    """The fields of an object that are not null."""
+    return {name: inner for name, inner in object_at(value, param).items() if inner is not None}
 
 
 def _prediction(said: Any) -> str:

@@ -148,7 +148,7 @@ def chat_schema() -> Schema:
         "type": "object",
         "required": ["model", "messages"],
         "properties": fields,
-        "additionalProperties": False,
+        "additionalProperties": {"type": "null"},
     }
 
 

@@ -89,6 +89,13 @@ def test_what_asks_for_nothing_is_tolerated() -> None:
     assert read(request(top_k=-1)).options.top_k == 0
 
 
+@pytest.mark.parametrize("name", ["audio", "reasoning_effort", "function_call", "web_search_options", "pages"])
+def test_null_asks_for_nothing_whatever_it_is_the_value_of(name: str) -> None:
+    """As clients send it that write out each field they know of, set or not."""
+    within = {"media_io_kwargs": {name: None}, "mm_processor_kwargs": {name: None}, "slipstream": {name: None}}
+    assert read(request(**{name: None}, **within)) == read(request())
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
