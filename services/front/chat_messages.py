@@ -219,8 +219,7 @@ def _video(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
         return Medium(MediumKind.VIDEO, asked.found(said, f"{param}.video"), param)
     if not isinstance(said, list) or not said:
         raise ApiError(f"{param}.video must be a list of frames or an address", param=f"{param}.video")
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0.001 <= rate <= 1000:
-        raise ApiError(f"{param}.fps must be a number between 0.001 and 1000", param=f"{param}.fps")
+    rate = frame_rate(rate, f"{param}.fps")
     frames = [asked.found(frame, f"{param}.video[{index}]") for index, frame in enumerate(said)]
     for index, frame in enumerate(frames):
         if not isinstance(frame, Media):
@@ -228,7 +227,7 @@ def _video(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
             raise ApiError(f"{where} must be a data: URL: frames are given by value", param=where)
     media = tuple(frame for frame in frames if isinstance(frame, Media))
     asked.suggest("num_frames", len(media), f"{param}.video")
-    return Medium(MediumKind.FRAMES, media[0], param, media, float(rate))
+    return Medium(MediumKind.FRAMES, media[0], param, media, rate)
 
 
 def _image_url(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
@@ -266,6 +265,13 @@ def check_names(fields: Mapping[str, Any], known: set[str], param: str) -> None:
         if name not in known and value is not None:
             where = f"{param}.{name[:64]}"
             raise ApiError(f"{where} is not supported; leave it out", param=where, code="unsupported_parameter")
+
+
+def frame_rate(value: Any, param: str) -> float:
+    """Of frames that are given by value."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.001 <= value <= 1000:
+        raise ApiError(f"{param} must be a number between 0.001 and 1000", param=param)
+    return float(value)
 
 
 def _url(said: Any, param: str, known: set[str]) -> Any:

@@ -11,7 +11,16 @@ from slipstream.documents.reading import DocumentOptions
 from slipstream.errors import SlipstreamError
 from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
 from slipstream.services.front.api_errors import ApiError, as_api_error
-from slipstream.services.front.chat_messages import Asked, Medium, check_names, object_at, read_messages, text_at
+from slipstream.services.front.chat_messages import (
+    Asked,
+    Medium,
+    MediumKind,
+    check_names,
+    frame_rate,
+    object_at,
+    read_messages,
+    text_at,
+)
 from slipstream.services.front.json_body import Media
 
 # -- what is asked ----------------------------------------------------------------------------------------------------
@@ -94,11 +103,11 @@ def read_chat(body: Any, media: Mapping[str, Media]) -> ChatRequest:
     stop = fields.get("stop")
     asked.give("stop", (stop,) if isinstance(stop, str) else _tuple(stop), "stop")
     _read_limit(fields, asked)
-    _read_frame_count(fields, asked)
+    rates = _read_frame_count(fields, asked)
     prediction = fields.get("prediction")
     asked.give("prediction", None if prediction is None else (_prediction(prediction),), "prediction")
     document = _read_own(fields.get("slipstream"), asked)
-    medium = read_messages(fields.get("messages"), asked)
+    medium = _timed(read_messages(fields.get("messages"), asked), rates, asked)
     options = asked.options()
     stream_options = _stream_options(fields)
     return ChatRequest(
@@ -128,25 +137,44 @@ def _read_limit(fields: Mapping[str, Any], asked: Asked) -> None:
         asked.give("max_new_tokens", fields.get(name), name)
 
 
-def _read_frame_count(fields: Mapping[str, Any], asked: Asked) -> None:
-    """vLLM's two ways of saying how many frames, and how many of each second."""
-    media_io = _said(fields.get("media_io_kwargs") or {}, "media_io_kwargs")
+def _read_frame_count(fields: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
+    """vLLM's two ways of saying how many frames. Returns what they say of each second, by its field."""
+    media_io, rates = _said(fields.get("media_io_kwargs") or {}, "media_io_kwargs"), dict[str, Any]()
     for kind, said in media_io.items():
         if kind != "video":
             raise ApiError(f"media_io_kwargs.{kind[:64]} is not supported", param=f"media_io_kwargs.{kind[:64]}")
-        _frame_fields(said, "media_io_kwargs.video", asked)
-    _frame_fields(fields.get("mm_processor_kwargs") or {}, "mm_processor_kwargs", asked)
+        rates |= _frame_fields(said, "media_io_kwargs.video", asked)
+    return rates | _frame_fields(fields.get("mm_processor_kwargs") or {}, "mm_processor_kwargs", asked)
 
 
-def _frame_fields(said: Any, param: str, asked: Asked) -> None:
+def _frame_fields(said: Any, param: str, asked: Asked) -> dict[str, Any]:
+    rates: dict[str, Any] = {}
     for name, value in _said(said, param).items():
         where = f"{param}.{name[:64]}"
         if name == "num_frames":
             asked.give("num_frames", value, where)
         elif name == "fps":
-            asked.give("fps", None if value == -1 else value, where)
+            if value != -1:
+                rates[where] = value
         elif not (name == "do_sample_frames" and value is True):
             raise ApiError(f"{where} is not supported; leave it out", param=where, code="unsupported_parameter")
+    return rates
+
+
+def _timed(medium: Medium, rates: Mapping[str, Any], asked: Asked) -> Medium:
+    """Of a video, `fps` is how many frames of each second are taken. Of frames in one string, it is how many there
+    are: no other field says so, and Qwen's recipe gives it as a list, of the one video."""
+    if medium.kind is not MediumKind.FRAMES or medium.frames:
+        for param, rate in rates.items():
+            asked.give("fps", rate, param)
+        return medium
+    told = {
+        param: frame_rate(rate[0] if isinstance(rate, list) and len(rate) == 1 else rate, param)
+        for param, rate in rates.items()
+    }
+    if len(set(told.values())) > 1:
+        raise ApiError(f"{' and '.join(told)} say different things; give one of them", param=max(told))
+    return replace(medium, frames_per_second=told.popitem()[1]) if told else medium
 
 
 def _read_own(said: Any, asked: Asked) -> dict[str, Any]:

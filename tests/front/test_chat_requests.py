@@ -274,6 +274,21 @@ def test_frames_of_each_second_of_a_video_at_an_address() -> None:
     assert "fps" not in neutral.options.given(), "vLLM's default"
 
 
+@pytest.mark.parametrize("rate", [1.5, [1.5]])
+@pytest.mark.parametrize("field", ["mm_processor_kwargs", "media_io_kwargs"])
+def test_frames_in_one_string_have_the_rate_that_is_said_beside_them(field: str, rate: Any) -> None:
+    """As by Qwen's recipe for vLLM, which gives it as a list: none of them is left out for it."""
+    one = {"type": "video_url", "video_url": {"url": data_url(b"abc", "video/jpeg")}}
+    said = {"fps": rate} if field == "mm_processor_kwargs" else {"video": {"fps": rate}}
+    chat = read(with_part(one, **{field: said}))
+    assert chat.medium.frames_per_second == 1.5
+    assert chat.options.given() == {"prompt": "?", "num_frames": 1}
+    for other, message in (([1.5, 2], "must be a number"), ([], "must be a number"), (3, "say different things")):
+        fields = {"media_io_kwargs": {"video": {"fps": 2}}, "mm_processor_kwargs": {"fps": other}}
+        error = refused(with_part(one, **fields))
+        assert message in str(error) and error.param == "mm_processor_kwargs.fps"
+
+
 def test_frames_that_are_too_many_are_named_as_they_were_given() -> None:
     part = {"type": "video", "video": [data_url(b"a")] * 3}
     one = {"type": "video_url", "video_url": {"url": data_url(b"abc", "video/jpeg")}}
