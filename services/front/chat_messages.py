@@ -116,6 +116,9 @@ MAX_MESSAGES = 64
 ROLES = ("user", "assistant", "system", "developer")
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 """In a message's other fields, as servers put them into answers that are handed back."""
+_DETAILS = (None, "auto", "low", "high")
+"""How closely OpenAI's models are to look at a picture. LangChain4j says "low" unless told otherwise; a target looks as
+its checkpoint has it."""
 
 
 def read_messages(messages: Any, asked: Asked) -> Medium:
@@ -232,7 +235,7 @@ def _video(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
 
 def _image_url(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
     check_names(part, {"type", "image_url"}, param)
-    url = _url(part.get("image_url"), f"{param}.image_url", {"url", "detail"})
+    url = _url(part.get("image_url"), f"{param}.image_url", {"url", "detail", "format"})
     return Medium(MediumKind.IMAGE, asked.found(url, f"{param}.image_url.url"), param)
 
 
@@ -280,8 +283,8 @@ def _url(said: Any, param: str, known: set[str]) -> Any:
         return said
     fields = object_at(said, param)
     check_names(fields, known, param)
-    if fields.get("detail") not in (None, "auto"):
-        raise ApiError(f"{param}.detail cannot be honoured; leave it out", param=f"{param}.detail")
+    if fields.get("detail") not in _DETAILS:
+        raise ApiError(f"{param}.detail must be one of auto, low, high", param=f"{param}.detail")
     return fields.get("url")
 
 

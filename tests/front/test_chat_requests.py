@@ -162,7 +162,8 @@ def test_the_field_is_named(fields: dict[str, Any], param: str) -> None:
         ({"type": "video", "video": [URL]}, "video[0]"),
         ({"type": "video", "video": URL, "fps": 1001}, "fps"),
         ({"type": "video", "video": [data_url(b"x")], "fps": 0}, "fps"),
-        ({"type": "image_url", "image_url": {"url": URL, "detail": "high"}}, "image_url.detail"),
+        ({"type": "image_url", "image_url": {"url": URL, "detail": "wholly"}}, "image_url.detail"),
+        ({"type": "image_url", "image_url": {"url": URL, "detail": 1}}, "image_url.detail"),
         ({"type": "file", "file": {}}, "file"),
         ({"type": "file", "file": {"file_id": "f", "file_data": URL}}, "file"),
         ({"type": "file", "file": {"file_data": "bare"}}, "file.file_data"),
@@ -272,6 +273,13 @@ def test_frames_of_each_second_of_a_video_at_an_address() -> None:
     assert (chat.medium.kind, chat.options.fps) == (MediumKind.VIDEO, 0.5)
     neutral = read(request(media_io_kwargs={"video": {"num_frames": 8, "fps": -1}}))
     assert "fps" not in neutral.options.given(), "vLLM's default"
+
+
+@pytest.mark.parametrize("beside", [{"detail": "low"}, {"detail": "high"}, {"detail": "auto", "format": "image/jpeg"}])
+def test_what_clients_say_of_a_picture_beside_its_address_is_tolerated(beside: dict[str, str]) -> None:
+    """LangChain4j always says a detail, and Strands a format."""
+    plain, told = ({"type": "image_url", "image_url": {"url": URL} | more} for more in ({}, beside))
+    assert read(with_part(told)) == read(with_part(plain))
 
 
 @pytest.mark.parametrize("rate", [1.5, [1.5]])
