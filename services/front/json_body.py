@@ -19,7 +19,8 @@ MAX_VALUES = 100_000
 frames, too."""
 MAX_HEAD_BYTES = 256
 """Of a `data:` string, before its content."""
-_HEAD = re.compile(rb"data:([A-Za-z0-9.+/-]*)((?:;[A-Za-z0-9=._-]+)*);base64,")
+_HEAD = re.compile(rb"data:([A-Za-z0-9.+/-]*)(?:;[^;]*)*?;base64,")
+"""Between type and content may be what a browser's recorder tells of both, such as `;codecs=vp8,opus`, or a name."""
 _QUOTE_OR_ESCAPE = re.compile(rb'["\\]')
 _COMMAS = re.compile(rb",")
 _ESCAPE = re.compile(rb"\\(?:u[0-9A-Fa-f]{4}|/)")
@@ -218,7 +219,7 @@ class JsonBody:
         """Whether the string is media, once enough of it is there."""
         start, self._string_start = self._string_start, -1
         said = _ESCAPE.sub(lambda found: _plain(found[0]), bytes(self._json[start:]))
-        head = _HEAD.match(said)
+        head = _HEAD.match(said, 0, MAX_HEAD_BYTES)
         if head is None:
             return
         name = f"media:{self._secret}:{len(self.media)}"

@@ -43,6 +43,23 @@ def test_cuts_change_nothing(data: bytes, words: str, size: int, escaped: str) -
         assert (media.media_type, media.error) == ("video/mp4", "")
 
 
+HEADS = ("video/webm;codecs=vp8,opus", 'video/webm; codecs="vp8, opus"', "video/webm;name=my%20clip%20(1).webm")
+"""As recorders of Chromium and Firefox have them, and forms of web pages."""
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("size", [1, 100, MIB])
+def test_between_type_and_content_may_be_what_browsers_tell_of_both(head: str, size: int) -> None:
+    content = base64.b64encode(data := bytes(range(256))).decode()
+    with JsonBody(MIB, MIB) as body:
+        media = body.media[fed(json.dumps(f"data:{head};base64,{content}").encode(), size, body)]
+        assert (media.media_type, media.error) == ("video/webm", "")
+        assert body.window(media.start, media.end).read() == data
+    with JsonBody(MIB, MIB) as body:
+        fed(json.dumps(f"data:{head};{'x' * 256};base64,{content}").encode(), size, body)
+        assert not body.media, "wherever it is cut, what is that long is no head"
+
+
 @given(st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=5), st.integers(1, 90))
 def test_frames_in_one_string(frames: list[bytes], size: int) -> None:
     text = "data:video/jpeg;base64," + ",".join(base64.b64encode(frame).decode() for frame in frames)
