@@ -128,10 +128,12 @@ def read_messages(messages: Any, asked: Asked) -> Medium:
     said = _Said()
     for index, message in enumerate(messages):
         _read_message(object_at(message, f"messages[{index}]"), f"messages[{index}]", asked, said)
-    if len(said.media) != 1:
+    if (number := len(said.media)) != 1:
+        cure = "send pictures that belong together as the frames of one video"
+        if not number:
+            cure = "give it beside the user's text, as a part `video_url`, `video`, `image_url` or `file`"
         raise ApiError(
-            f"a request asks about exactly one video, picture or document, and this one holds {len(said.media)}; send"
-            " pictures that belong together as the frames of one video",
+            f"a request asks about exactly one video, picture or document, and this one holds {number}; {cure}",
             param="messages",
         )
     said.give(asked)

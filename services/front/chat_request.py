@@ -72,9 +72,16 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
     "service_tier": ("auto", "default"),
     "verbosity": ("medium",),
+    "reasoning_effort": ("none",),
+    "chat_template_kwargs": ({}, {"enable_thinking": False}),
+    "add_special_tokens": (False,),
+    "bad_words": ([],),
+    "priority": (0,),
 }
 """Fields that are known, and the values that ask for nothing; others are refused."""
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")

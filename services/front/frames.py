@@ -75,7 +75,7 @@ def jpeg_size(picture: Window) -> tuple[int, int]:
     """Width and height, of which a JPEG tells behind its metadata. Raises ValueError for what is no JPEG."""
     picture.seek(0)
     if picture.read(2) != b"\xff\xd8":
-        raise ValueError("it is neither JPEG nor PNG nor WebP")
+        raise ValueError("it is neither JPEG nor PNG nor WebP; give a video as video_url")
     position = 2
     for _ in range(_MAX_SEGMENTS):
         picture.seek(position)
