@@ -52,10 +52,13 @@ class Sentinels(Sentinel):
     pools: Sequence["SentinelPool"] = ()
     """That go to another server together: what one was told by the new leader the old one knows nothing of."""
     _leader: tuple[str, int] | None = None
+    _failures: Sequence[BaseException] = ()
+    """Of those that were asked last."""
 
     async def views(self, name: str) -> list[Mapping[str, Any]]:
-        """What each one that answers says of the group."""
+        """What each one says of the group that answers and knows it."""
         asked = await asyncio.gather(*(each.sentinel_masters() for each in self.sentinels), return_exceptions=True)
+        self._failures = [found for found in asked if isinstance(found, BaseException)]
         return [found[name] for found in asked if isinstance(found, dict) and name in found]
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
@@ -66,9 +69,10 @@ class Sentinels(Sentinel):
         for view in known:
             if view["config-epoch"] == latest and self.check_master_state(dict(view), service_name):
                 return await self._go_to((view["ip"], view["port"]))
+        answered, why = len(self.sentinels) - len(self._failures), self._failures[:1]
         raise MasterNotFoundError(
-            f"{len(views)} of {len(self.sentinels)} sentinels answer, and none that is up to date sees a server that"
-            f" leads {service_name}"
+            f"{answered} of {len(self.sentinels)} sentinels answer, and none that is up to date sees a server that"
+            f" leads {service_name}{f'; asking one failed: {why[0]}' if why else ''}"
         )
 
     async def _go_to(self, leader: tuple[str, int]) -> tuple[str, int]:
@@ -115,9 +119,12 @@ def _pool(url: str, size: int, call_s: float) -> ConnectionPool:
         limits = {"timeout": call_s, "socket_timeout": SOCKET_S, "socket_connect_timeout": CONNECT_S}
         retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
         options = {"max_connections": size, "protocol": 2, "retry": retry, **limits}
-        by_sentinel = url.startswith(SCHEME)
-        return (connect_by_sentinel if by_sentinel else BlockingConnectionPool.from_url)(url, **options)
-    except (ValueError, TypeError) as error:
+        if url.startswith(SCHEME):
+            return connect_by_sentinel(url, **options)
+        pool = BlockingConnectionPool.from_url(url, **options)
+        pool.connection_class(**pool.connection_kwargs)  # which knows what else a URL may name
+        return pool
+    except (ValueError, TypeError, RedisError) as error:
         known = "redis://, rediss://, unix:// or sentinel://"
         raise InvalidConfig(f"--redis: no URL of a Redis server: {error}; use {known}") from None
 

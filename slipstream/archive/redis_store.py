@@ -15,6 +15,8 @@ from slipstream.archive.redis_failover import PROMISES, Followers, LeadsNoMore, 
 # All scripts may be repeated, so one that met a connection from before a restart is sent again at once.
 
 CALL_S = 3.0
+MAX_WORDS_CHARS = 300
+"""Of what a failure says of itself."""
 
 NOT_NOW = re.compile(
     r"\b(MISCONF|OOM|READONLY|LOADING|BUSY|MASTERDOWN|NOREPLICAS|CLUSTERDOWN|TRYAGAIN|UNKILLABLE|NOPERM|NOAUTH|"
@@ -95,7 +97,7 @@ class ScriptStore:
         except DataError:
             raise
         except (RedisError, OSError, TimeoutError) as error:
-            raise QueueUnavailable(f"the queue's Redis is not reachable: {_first_sentence(error)}") from None
+            raise QueueUnavailable(f"the queue's Redis is not reachable: {_words(error)}") from None
 
     async def _ask_who_leads(self) -> None:
         """Idle connections end, and those that take their place ask sentinels."""
@@ -107,5 +109,10 @@ class ScriptStore:
             await client.aclose()
 
 
+def _words(error: Exception) -> str:
+    return (str(error) or type(error).__name__)[:MAX_WORDS_CHARS]
+
+
 def _first_sentence(error: Exception) -> str:
-    return (str(error) or type(error).__name__).split(". ")[0][:200]
+    """Of an answer, behind which the server quotes the script."""
+    return _words(error).split(". ")[0]

@@ -342,3 +342,26 @@ async def test_leaders_whose_clocks_are_a_minute_apart_take_no_lease_away(redis_
     for each in (wrong, cast(RedisQueue, right)):
         await each.close()
     await redis.aclose()
+
+
+async def test_why_a_server_is_not_reachable_is_said(tmp_path: Path) -> None:
+    queue = RedisQueue(f"unix://{tmp_path}/none.sock")
+    with pytest.raises(QueueUnavailable, match=r"none\.sock.*No such file"):
+        await queue.ping()
+    await queue.close()
+
+
+async def test_why_sentinels_tell_of_no_leader_is_said() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while commands := (await reader.read(65_536)).count(b"*"):
+            writer.write(b"-NOAUTH Authentication required.\r\n" * commands)
+        writer.close()
+
+    strict = await asyncio.start_server(refuse, "127.0.0.1")
+    queue = RedisQueue(f"sentinel://127.0.0.1:{strict.sockets[0].getsockname()[1]}/mine")
+    with pytest.raises(
+        QueueUnavailable, match=r"0 of 1 sentinels answer, .* leads mine; asking one failed: Authentication"
+    ):
+        await queue.ping()
+    await queue.close()
+    strict.close()

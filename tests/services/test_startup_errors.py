@@ -38,6 +38,12 @@ async def check(name: str, folder: Path, complaint: str, *flags: str, **env: str
         (("--target", "x"), {"SLIPSTREAM_GATEWAY_MAX_FRAMES": "x"}, "--max-frames: 'x' is no int"),
         (("--target", "x"), {"SLIPSTREAM_PARENT_PID": "x"}, "SLIPSTREAM_PARENT_PID: 'x' is no process id"),
         (("--target", "x", "--redis", "foo://user:secret@x"), {}, "--redis: no URL of a Redis server"),
+        (
+            ("--target", "x", "--redis", "redis://x?ssl_cert_reqs=none"),
+            {},
+            "unexpected keyword argument 'ssl_cert_reqs'",
+        ),
+        (("--target", "x", "--redis", "rediss://x?ssl_cert_reqs=no"), {}, "--redis: no URL of a Redis server: Invalid"),
         (("--target", "x", "--listen", "nonsense"), {}, "cannot listen on nonsense"),
         (("--target", "x", "--listen", "127.0.0.1:99999"), {}, "cannot listen on 127.0.0.1:99999"),
         (("--target", "x", "--listen", "unix:/nowhere/g.sock"), {}, "cannot listen on unix:/nowhere/g.sock"),
