@@ -165,11 +165,11 @@ def make_regions(
             found.append(_region(zone.box, zone.kind, inside_also, zone.score, Origin.OCR))
     typical = median(line.box.height for line in lines) if lines else 0.0
     tables, orphans = _tables(orphans)
-    found += [_region(_around(table), RegionKind.TABLE, table, 1.0, origin) for table in tables]
+    found += [_region(around(table), RegionKind.TABLE, table, 1.0, origin) for table in tables]
     for block in _blocks(orphans):
         is_heading = len(block) <= 2 and min(line.box.height for line in block) > HEADING_RATIO * typical
         kind = RegionKind.HEADING if is_heading else RegionKind.TEXT
-        found.append(_region(_around(block), kind, block, 1.0, origin))
+        found.append(_region(around(block), kind, block, 1.0, origin))
     return _in_order([region for region in found if region.text or region.kind is RegionKind.FIGURE])
 
 
@@ -380,7 +380,8 @@ def _is_within(box: Box, column: Sequence[TextLine]) -> bool:
     return box.left >= left - box.height and box.right <= right + box.height
 
 
-def _around(lines: Sequence[TextLine]) -> Box:
+def around(lines: Sequence[TextLine]) -> Box:
+    """The smallest box that has all of them."""
     boxes = [line.box for line in lines]
     return Box(
         min(box.left for box in boxes),

@@ -12,6 +12,7 @@ import pypdfium2 as pdfium
 import pypdfium2.raw as pdfium_c
 from PIL import Image, ImageOps
 
+from slipstream.documents.layout import around
 from slipstream.documents.messages import Box, DocumentLimits, TextLine
 from slipstream.documents.page_reader import Picture
 from slipstream.documents.pages import check_image, picture_scale
@@ -72,18 +73,18 @@ class _Pdf:
     def text_lines(self, page: int, picture: Picture) -> list[TextLine]:
         height, width = picture.shape[:2]
         with self._page(page) as opened:
-            text = opened.get_textpage()
-            num_runs = text.count_rects()
-            if num_runs > MAX_LAYER_LINES:
-                return []
-            found = []
-            for index in range(num_runs):
-                left, bottom, right, top = text.get_rect(index)
-                corners = [_to_picture(opened, x, y, width, height) for x, y in ((left, top), (right, bottom))]
-                box = _clipped(corners, width, height)
-                words = text.get_text_bounded(left, bottom, right, top).strip()
-                if box is not None and words:
-                    found.append(TextLine(box, " ".join(words.translate(_HYPHEN).split())))
+            found: list[TextLine] = []
+            for run in _runs(opened.get_textpage()):
+                box = _clipped([_to_picture(opened, x, y, width, height) for x, y in run.corners], width, height)
+                if box is None:
+                    continue
+                line = TextLine(box, run.words)
+                if found and (between := _between(found[-1].box, box, run)) is not None:
+                    last = found.pop()
+                    line = TextLine(around([last, line]), last.text + between + line.text)
+                found.append(line)
+                if len(found) > MAX_LAYER_LINES:
+                    return []
         return found
 
     @contextmanager
@@ -106,6 +107,82 @@ def _not_opened(code: int | None) -> UnreadableDocument:
             "the PDF is encrypted and needs a password; documents with one are not taken, save it without"
         )
     return UnreadableDocument("this is no PDF that can be read: it is damaged, cut off or empty; export it again")
+
+
+class _Run:
+    """Letters that were set at once, or have no blank between them: a word whose font changes is one."""
+
+    def __init__(self, text: Any, first: int, *, is_new_line: bool) -> None:
+        self.is_new_line = is_new_line
+        """PDFium sees the end of a line before it, which it also does at raised and lowered letters."""
+        self.last = first
+        """Place of its last letter."""
+        self._text = text
+        self._letters = ""
+        self._box = (math.inf, math.inf, -math.inf, -math.inf)
+
+    @property
+    def words(self) -> str:
+        """What they say. PDFium gives halves of letters that UTF-16 has two of."""
+        whole = self._letters.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return " ".join(whole.translate(_HYPHEN).split())
+
+    @property
+    def corners(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """In points of the page."""
+        return self._box[:2], self._box[2:]
+
+    @property
+    def has_area(self) -> bool:
+        """Whether anything can be seen of them."""
+        (left, bottom), (right, top) = self.corners
+        return left < right and bottom < top
+
+    def add(self, letters: str, place: int) -> None:
+        """One more letter, with the blanks before it."""
+        left, bottom, right, top = self._text.get_charbox(place)
+        box = self._box
+        self._box = (min(box[0], left), min(box[1], bottom), max(box[2], right), max(box[3], top))
+        self._letters += letters
+        self.last = place
+
+    def is_set_with(self, place: int) -> bool:
+        """Whether the letter there is of the same operation as the last one."""
+        one, other = (pdfium_c.FPDFText_GetTextObject(self._text, index) for index in (self.last, place))
+        return ctypes.cast(one, ctypes.c_void_p).value == ctypes.cast(other, ctypes.c_void_p).value
+
+
+def _runs(text: Any) -> list[_Run]:
+    """What a text layer says, in its order. PDFium's own way to it, by rectangles, parts words where their font changes
+    and says letters twice that reach into the rectangle of another."""
+    runs: list[_Run] = []
+    blanks = ""
+    for place in range(text.count_chars()):
+        letter = chr(pdfium_c.FPDFText_GetUnicode(text, place))
+        if letter.isspace():
+            blanks += letter
+            continue
+        if not runs or (blanks and not runs[-1].is_set_with(place)):
+            runs.append(_Run(text, place, is_new_line="\n" in blanks))
+            blanks = ""
+        runs[-1].add(blanks + letter, place)
+        blanks = "\n" if ord(letter) in _HYPHEN else ""
+    return [run for run in runs if run.has_area]
+
+
+_SAME_LINE, _SAME_WORD = 0.7, 0.2
+"""Between words of a line there is less than so many of their heights, and between letters of a word."""
+
+
+def _between(box: Box, after: Box, run: _Run) -> str | None:
+    """What parts a run from the one before it, whose boxes these are: None where they are not of one line."""
+    height = min(box.height, after.height)
+    common = min(box.bottom, after.bottom) - max(box.top, after.top)
+    gap = abs(after.left - box.right)
+    is_sideways = len(run.words) > 1 and after.height > 2 * after.width
+    if is_sideways or 2 * common <= height or gap >= _SAME_LINE * height:
+        return None
+    return "" if run.is_new_line and gap < _SAME_WORD * height else " "
 
 
 def _to_picture(page: Any, x: float, y: float, width: int, height: int) -> tuple[int, int]:

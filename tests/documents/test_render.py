@@ -13,7 +13,7 @@ from slipstream.documents.messages import DocumentLimits, Origin
 from slipstream.documents.render import OpenDocument, open_document
 from slipstream.documents.surfaces import page_text
 from slipstream.errors import LimitExceeded
-from tests.support.documents import paragraph, pdf_of
+from tests.support.documents import paragraph, pdf_of, stream
 
 TURNED = 6
 """The orientation of a photo whose top is on its right."""
@@ -84,3 +84,32 @@ def test_a_word_that_a_hyphen_parts_in_a_text_layer_is_whole_again() -> None:
     assert [line.text for line in layer] == shown
     text = page_text(make_regions([], layer, Origin.TEXT_LAYER))
     assert text == "Seven foxes are an example of the years 1990- 2000"
+
+
+RAISED = b" 5 Ts /F 8 Tf (2) Tj 0 Ts /F 12 Tf "
+LOWERED = RAISED.replace(b"5", b"-3")
+LAYERS = {
+    "words in pieces": (b"(The ) Tj (quick) Tj (, brown fo) Tj (xes) Tj", ["The quick, brown foxes"]),
+    "letters": (b" ".join(b"(%c) Tj" % letter for letter in b"The quick foxes"), ["The quick foxes"]),
+    "raised and lowered": (
+        b"(The H) Tj" + LOWERED + b"(O and x) Tj" + RAISED + b"(; foxes) Tj",
+        ["The H2O and x2; foxes"],
+    ),
+    "lines that touch": (b"(The quick [jq]) Tj 0 -12 Td (\\311\\304\\326 foxes) Tj", ["The quick [jq]", "ÉÄÖ foxes"]),
+    "cells of a table": (b"(Red ) Tj (pears) Tj 90 0 Td (12) Tj 30 0 Td (kg) Tj", ["Red pears", "12", "kg"]),
+    "sideways": (b"0 1 -1 0 99 500 Tm (The quick) Tj 0 -13 Td (foxes read) Tj", ["The quick", "foxes read"]),
+    "a letter of two": (b"(A foxes) Tj", ["\U0001d400 foxes"]),
+}
+
+
+@pytest.mark.parametrize("how", LAYERS)
+def test_words_of_a_text_layer_are_whole_however_they_are_set(how: str) -> None:
+    """`A` stands for a letter that UTF-16 has in two halves, as PDFium gives it."""
+    shown, lines = LAYERS[how]
+    letters = b"1 begincodespacerange <00> <FF> endcodespacerange 1 beginbfchar <41> <D835DC00> endbfchar"
+    font = b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding /ToUnicode 4 0 R >>"
+    page = b"BT /F 12 Tf 50 700 Td %s ET" % shown
+    data = pdf_of([page], resources=b"/Font << /F 5 0 R >>", more=[stream(letters), font])
+    document = open_document(data, DocumentLimits())
+    picture, _ = document.draw(1, 150, 10**7)
+    assert [line.text for line in document.text_lines(1, picture)] == lines
