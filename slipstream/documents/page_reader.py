@@ -128,3 +128,32 @@ def scaled(region: Region, across: float, down: float, width: int, height: int) 
     left, top = min(left, width - 1), min(top, height - 1)
     box = Box(left, top, min(width, max(right, left + 1)), min(height, max(bottom, top + 1)))
     return replace(region, box=box)
+
+
+LONG, PART = 2.5, 1.5
+"""A picture that is higher than so many of its widths is read in parts of so many: models shrink what they get, and of
+a whole web page or a long receipt no letter would be left."""
+MOST_PARTS, LEAST_ROWS = 16, 64
+"""Bounds on those of narrow pictures, but that parts are cut where the page is blank, up to a third earlier."""
+TOO_LONG = 100
+"""Widths from which a picture has nothing to read."""
+BLANK_ROWS = 9
+"""That are looked for between two parts."""
+
+
+def parts_of(picture: Picture) -> list[slice]:
+    """The rows that are read at once: all, or one part after the other, cut where the page is blank."""
+    height, width = picture.shape[:2]
+    starts = [0]
+    if LONG * width < height < TOO_LONG * width:
+        most = max(round(PART * width), height // MOST_PARTS, LEAST_ROWS)
+        while height - starts[-1] > most:
+            first = starts[-1] + 2 * most // 3
+            starts.append(first + _blankest(picture[first : starts[-1] + most]))
+    return list(map(slice, starts, [*starts[1:], height]))
+
+
+def _blankest(rows: Picture) -> int:
+    """The row that is in the middle of those that are most alike from left to right."""
+    spread = rows.max(axis=(1, 2)).astype(int) - rows.min(axis=(1, 2))
+    return int(np.convolve(spread, np.ones(BLANK_ROWS), "valid").argmin()) + BLANK_ROWS // 2

@@ -12,7 +12,7 @@ import numpy as np
 
 from slipstream.documents.layout import Zone
 from slipstream.documents.messages import Box, RegionKind, TextLine
-from slipstream.documents.page_reader import Picture
+from slipstream.documents.page_reader import Picture, parts_of
 
 _ONE_THREAD = {"intra_op_num_threads": 1, "inter_op_num_threads": 1}
 _KINDS = {
@@ -68,12 +68,14 @@ class Recogniser:
 
     def lines(self, picture: Picture) -> list[TextLine]:
         """The lines of text, with boxes in pixels."""
-        result = self._read(picture, use_det=True)
+        return [line for rows in parts_of(picture) for line in self._lines(picture, rows)]
+
+    def _lines(self, picture: Picture, rows: slice) -> list[TextLine]:
+        result = self._read(picture[rows], use_det=True)
         if result is None or result.boxes is None or result.txts is None:
             return []
-        height, width = picture.shape[:2]
         found = zip(result.boxes, result.txts, result.scores, strict=True)
-        lines = [(_box(corners, width, height), text, float(score)) for corners, text, score in found]
+        lines = [(_box(corners, picture, rows), text, float(score)) for corners, text, score in found]
         return [
             TextLine(box, text, min(1.0, score)) for box, text, score in lines if box and text and score >= MIN_SCORE
         ]
@@ -99,14 +101,14 @@ class Recogniser:
 
     def zones(self, picture: Picture) -> list[Zone]:
         """The parts of the page; empty without a layout model."""
-        if self._layout is None:
+        return [zone for rows in parts_of(picture) for zone in self._zones(picture, rows)]
+
+    def _zones(self, picture: Picture, rows: slice) -> list[Zone]:
+        result = self._layout(_bgr(picture[rows])) if self._layout is not None else None
+        if result is None or result.boxes is None:
             return []
-        result = self._layout(_bgr(picture))
-        if result.boxes is None:
-            return []
-        height, width = picture.shape[:2]
         found = zip(result.boxes, result.class_names, result.scores, strict=True)
-        zones = [(_box([box[:2], box[2:]], width, height), _KINDS[name], float(score)) for box, name, score in found]
+        zones = [(_box([box[:2], box[2:]], picture, rows), _KINDS[name], float(score)) for box, name, score in found]
         return [Zone(box, kind, min(1.0, score)) for box, kind, score in zones if box]
 
 
@@ -130,11 +132,12 @@ def _bgr(picture: Picture) -> Picture:
     return np.ascontiguousarray(picture[:, :, ::-1])
 
 
-def _box(corners: Any, width: int, height: int) -> Box | None:
-    """Around the corners and on the page; None if nothing is left."""
-    points = np.asarray(corners, dtype=np.float64)
+def _box(corners: Any, picture: Picture, rows: slice) -> Box | None:
+    """Around the corners, which are within these rows of the picture; None if nothing is left."""
+    points = np.asarray(corners, dtype=np.float64) + np.array([0, rows.start])
     if not np.isfinite(points).all():
         return None
+    height, width = picture.shape[:2]
     left, top = np.floor(points.min(axis=0)).astype(int)
     right, bottom = np.ceil(points.max(axis=0)).astype(int)
     box = Box(max(0, int(left)), max(0, int(top)), min(width, int(right)), min(height, int(bottom)))

@@ -14,6 +14,7 @@ from slipstream.documents.page_reader import (
     UNCHECKED_LAYER,
     UNSURE,
     Picture,
+    parts_of,
     read_page,
     scaled,
 )
@@ -141,3 +142,20 @@ def test_without_ocr_there_is_what_a_genuine_layer_says() -> None:
     for layer in ([], fake):
         assert read_page(PAGE, layer, eyes, ocr=False) == ([], [NO_OCR])
     assert not eyes.num_full
+
+
+@pytest.mark.parametrize(("width", "height"), [(100, 250), (1000, 1414), (3000, 20), (2, 3000), (1, 1)])
+def test_a_page_is_read_at_once(width: int, height: int) -> None:
+    assert parts_of(np.zeros((height, width, 3), dtype=np.uint8)) == [slice(0, height)]
+
+
+@pytest.mark.parametrize(("width", "height"), [(200, 501), (400, 9000), (40, 3999), (3, 290)])
+def test_a_long_page_is_read_in_parts_that_are_cut_between_its_lines(width: int, height: int) -> None:
+    page = np.full((height, width, 3), 255, dtype=np.uint8)
+    page.reshape(-1)[::2] = 90
+    for top in range(0, height - 13, 26):
+        page[top : top + 13] = 240
+    parts = parts_of(page)
+    assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])] and parts[-1].stop == height
+    assert 1 < len(parts) <= 24
+    assert all(part.stop % 26 in range(4, 9) for part in parts[:-1])

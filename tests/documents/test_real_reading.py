@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from slipstream.documents.messages import DocumentLimits, DocumentRequest, Origin, PageDraft, PagePicture
 from slipstream.documents.page_reader import NO_TEXT, UNSURE
@@ -128,6 +128,16 @@ async def test_long_lines_of_a_wide_page_are_compared_by_their_beginnings(pool: 
 async def test_a_picture_of_which_the_ocr_leaves_nothing_has_no_text(pool: ReaderPool, size: tuple[int, int]) -> None:
     draft = await read(pool, image_bytes(Image.new("RGB", size), "PNG"))
     assert draft.warnings == (NO_TEXT,)
+
+
+async def test_a_picture_as_long_as_a_web_page_is_read_to_its_end(pool: ReaderPool) -> None:
+    said = ["seven quick foxes", "read the morning paper", "over quiet harbour"]
+    page = drawn_picture([], (240, 6000))
+    for line, top in zip(said, (10, 3000, 5960), strict=True):
+        ImageDraw.Draw(page).text((10, top), line, fill="black", font=font_of("DejaVuSans.ttf", 16))
+    draft = await read(pool, image_bytes(page, "PNG"))
+    assert plain(page_text(draft.regions)) == " ".join(said)
+    assert draft.regions[-1].box.top > 5900
 
 
 @pytest.mark.long
