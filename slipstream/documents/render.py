@@ -73,8 +73,10 @@ class _Pdf:
     def text_lines(self, page: int, picture: Picture) -> list[TextLine]:
         height, width = picture.shape[:2]
         with self._page(page) as opened:
+            # What is filled into forms and noted on the page becomes text of the page, whose edges may move by that.
+            pdfium_c.FPDFPage_Flatten(opened, pdfium_c.FLAT_NORMALDISPLAY)
             found: list[TextLine] = []
-            for run in _runs(opened.get_textpage()):
+            for run in self._runs(page):
                 box = _clipped([_to_picture(opened, x, y, width, height) for x, y in run.corners], width, height)
                 if box is None:
                     continue
@@ -86,6 +88,10 @@ class _Pdf:
                 if len(found) > MAX_LAYER_LINES:
                     return []
         return found
+
+    def _runs(self, page: int) -> list["_Run"]:
+        with self._page(page) as opened:
+            return _runs(opened.get_textpage())
 
     @contextmanager
     def _page(self, page: int) -> Iterator[Any]:

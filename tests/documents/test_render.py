@@ -113,3 +113,17 @@ def test_words_of_a_text_layer_are_whole_however_they_are_set(how: str) -> None:
     document = open_document(data, DocumentLimits())
     picture, _ = document.draw(1, 150, 10**7)
     assert [line.text for line in document.text_lines(1, picture)] == lines
+
+
+def test_what_is_filled_in_and_noted_on_a_page_is_text_of_it() -> None:
+    note = b"<< /Type /Annot /Subtype /FreeText /Rect [50 600 250 620] /F 4 /AP << /N 5 0 R >> >>"
+    form = b"/Type /XObject /Subtype /Form /BBox [0 0 200 20] /Resources << /Font << /F 3 0 R >> >>"
+    words = stream(b"BT /F 12 Tf 2 5 Td (Approved by Mary) Tj ET", form)
+    data = pdf_of([paragraph(50, 700, ["Seven foxes"])], more=[note, words])
+    document = open_document(data.replace(b"/MediaBox", b"/Annots [4 0 R] /MediaBox", 1), DocumentLimits())
+    picture, _ = document.draw(1, 72, 10**7)
+    first, second = document.text_lines(1, picture)
+    assert (first.text, second.text) == ("Seven foxes", "Approved by Mary")
+    shown = np.argwhere(picture.min(axis=2) < 128)
+    assert np.allclose(shown.min(axis=0), [first.box.top, first.box.left], atol=4)
+    assert np.allclose(shown.max(axis=0), [second.box.bottom, second.box.right], atol=4)
