@@ -55,6 +55,8 @@ def _parse_range(part: str, num_pages: int) -> range:
         raise InvalidRequest(f'pages: {part!r} is no page and no range of pages; write "1-5,9"')
     first = int(found[1])
     last = first if "-" not in part else int(found[2] or num_pages)
+    if found[2] and last < first:
+        raise InvalidRequest(f'pages: {part!r} ends before it begins; write "{last}-{first}"')
     if not 1 <= first <= last <= num_pages:
         raise InvalidRequest(f"pages: {part!r} is not within the document, which has pages 1 to {num_pages}")
     return range(first, last + 1)

@@ -52,6 +52,14 @@ def test_what_names_no_pages_is_refused(asked: str) -> None:
         parse_pages(asked, 5, 100)
 
 
+def test_a_range_the_wrong_way_round_is_told_from_one_that_is_not_there() -> None:
+    with pytest.raises(InvalidRequest, match='ends before it begins; write "3-5"'):
+        parse_pages("5-3", 9, 100)
+    for asked in ("5-", "3-5"):
+        with pytest.raises(InvalidRequest, match="pages 1 to 4"):
+            parse_pages(asked, 4, 100)
+
+
 def test_more_pages_than_are_read_are_refused_with_what_to_do() -> None:
     with pytest.raises(LimitExceeded, match='"1-10"'):
         parse_pages("", 1000, 10)
