@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import math
 import socket
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from slipstream.errors import InvalidConfig
+from slipstream.logs import LineBudget
 from slipstream.rpc.callers import is_local
 from slipstream.rpc.tls import https_context, warn_of_plaintext
 from slipstream.services.front.config import FrontConfig
@@ -76,6 +78,17 @@ class PatientProtocol(H11Protocol):
             self._head_timer = None
 
 
+class _FewLines(logging.Filter):
+    """Leaves out what uvicorn says of strangers, such as that they speak no HTTP, beyond what one caller may cause."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines = LineBudget()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR or self._lines.spend("") is not None
+
+
 class _Server(uvicorn.Server):
     """Without uvicorn's own handling of signals."""
 
@@ -134,6 +147,8 @@ async def serving(
     server.config.load()
     if config.tls_cert:
         server.config.ssl = https_context(config.tls_cert, config.tls_key)
+    few_lines, logger = _FewLines(), logging.getLogger("uvicorn.error")
+    logger.addFilter(few_lines)
     running = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         while not server.started and not running.done():  # noqa: ASYNC110
@@ -148,3 +163,4 @@ async def serving(
         for task in set(server.server_state.tasks):
             task.cancel()
         await running
+        logger.removeFilter(few_lines)

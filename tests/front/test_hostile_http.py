@@ -14,6 +14,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from slipstream import logs
 from slipstream.stack.process import HttpProcess
 from tests.cli.fake_gateway import TEXT, FakeGateway
 from tests.support.front import (
@@ -106,6 +107,17 @@ async def test_what_is_no_http(gateway: FakeGateway) -> None:
         )
         answer = await raw(address, two + HEALTH)
         assert status_of(answer) == 400
+
+
+async def test_who_speaks_no_http_fills_no_log(
+    gateway: FakeGateway, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "LOG_WINDOW_S", 3600.0)
+    async with front_at(gateway.address) as address:
+        for _ in range(2 * logs.MAX_LINES_OF_ONE):
+            assert status_of(await raw(address, b"GET\r\n\r\n")) == 400
+    said = [record for record in caplog.records if record.name == "uvicorn.error" and "Invalid HTTP" in record.message]
+    assert len(said) == logs.MAX_LINES_OF_ONE
 
 
 async def test_an_upload_beyond_the_limit_is_refused_at_once(process: HttpProcess, tmp_path: Path) -> None:
