@@ -15,7 +15,7 @@ import pytest_asyncio
 from slipstream.captioning.resumption import MAX_RESUMPTIONS
 from slipstream.errors import ServiceUnavailable
 from slipstream.rpc.calls import open_channel
-from tests.faults.conftest import FragileStack, Strike
+from tests.faults.conftest import ENDLESS, FragileStack, Strike
 from tests.support.gateway_client import Captioned, caption, until
 from tests.support.processes import eventually, logged, running
 from tests.support.variants import some
@@ -129,15 +129,19 @@ async def test_cut_off_again_and_again(at_a_cable: tuple[FragileStack, Cable]) -
     cut_off, cable = at_a_cable
     await cut_off.all_serving()
     undisturbed = await cut_off.caption(max_new_tokens=NUM_TOKENS)
-    cuts = [0]
 
-    def on_event(captioned: Captioned) -> None:
-        """Once more whenever there are new tokens since the last cut."""
-        if len(captioned.token_ids) >= cuts[-1] + 20 and len(cuts) <= MAX_RESUMPTIONS:
-            cuts.append(len(captioned.token_ids))
-            cable.cut()
+    async def struck() -> Captioned:
+        cuts = [0]
 
-    captioned = await cut_off.caption(on_event, max_new_tokens=NUM_TOKENS)
+        def on_event(captioned: Captioned) -> None:
+            """Once more whenever there are new tokens since the last cut."""
+            if len(captioned.token_ids) >= cuts[-1] + 20 and len(cuts) <= MAX_RESUMPTIONS:
+                cuts.append(len(captioned.token_ids))
+                cable.cut()
+
+        return await cut_off.caption(on_event, max_new_tokens=NUM_TOKENS)
+
+    captioned = await until(lambda one: one.summary.timings.resumptions == MAX_RESUMPTIONS, struck)
     assert outcome(captioned) == outcome(undisturbed)
     assert captioned.summary.timings.resumptions == MAX_RESUMPTIONS
 
@@ -145,8 +149,12 @@ async def test_cut_off_again_and_again(at_a_cable: tuple[FragileStack, Cable]) -
 async def test_cut_off_in_the_prefill(at_a_cable: tuple[FragileStack, Cable]) -> None:
     cut_off, cable = at_a_cable
     await cut_off.all_serving()
-    strike = Strike(lambda c: "prefill" in c.stage_names, cable.cut)
-    captioned = await cut_off.caption(strike, max_new_tokens=32)
+
+    async def struck() -> Captioned:
+        """The text may be all said before this process hears of its prefill."""
+        return await cut_off.caption(Strike(lambda c: "prefill" in c.stage_names, cable.cut), max_new_tokens=32)
+
+    captioned = await until(lambda one: one.summary.timings.resumptions, struck)
     assert captioned.token_ids == cut_off.world.answer(0)[:32]
     assert captioned.summary.timings.resumptions == 1
 
@@ -170,14 +178,15 @@ async def test_a_text_that_depends_on_its_draft_ends(fragile: FragileStack) -> N
 async def test_nobody_waits_longer_than_was_said(fragile: FragileStack, tmp_path: Path) -> None:
     """A target of its own gateway that does not come back."""
     target = fragile.process("target")
-    async with running("gateway", tmp_path, "--target", target.address, "--resume-wait-s", "0.5") as gateway:
+    flags = ("--target", target.address, "--resume-wait-s", "0.5", "--max-new-tokens", str(ENDLESS))
+    async with running("gateway", tmp_path, *flags) as gateway:
         pid, video = target.pid, fragile.world.clips[0]
         freeze = Strike(lambda c: len(c.token_ids) >= 4, lambda: os.kill(pid, signal.SIGSTOP))
         try:
             async with open_channel(gateway.address) as channel:
                 with pytest.raises(ServiceUnavailable, match="tokens were delivered"):
                     await caption(
-                        channel, video, on_event=freeze, prompt=PROMPT, num_frames=NUM_FRAMES, max_new_tokens=500
+                        channel, video, on_event=freeze, prompt=PROMPT, num_frames=NUM_FRAMES, max_new_tokens=ENDLESS
                     )
         finally:
             os.kill(pid, signal.SIGCONT)
@@ -187,19 +196,25 @@ async def test_nobody_waits_longer_than_was_said(fragile: FragileStack, tmp_path
 async def test_frozen_during_a_caption(fragile: FragileStack) -> None:
     """A frozen target is as good as dead; the caption goes on when it is thawed, in a session of its own."""
     target = fragile.process("target")
-    pid = target.pid
-    freeze = Strike(lambda c: len(c.token_ids) >= 20, lambda: os.kill(pid, signal.SIGSTOP))
-    thaw = Strike(lambda c: "resume" in c.stage_names, lambda: os.kill(pid, signal.SIGCONT))
+    pid, tried = target.pid, list[str]()
 
-    def on_event(captioned: Captioned) -> None:
-        freeze(captioned)
-        thaw(captioned)
+    async def frozen() -> Captioned:
+        """The text may be all said before this process hears of its middle."""
+        tried.append(f"frozen-{len(tried)}")
+        freeze = Strike(lambda c: len(c.token_ids) >= 20, lambda: os.kill(pid, signal.SIGSTOP))
+        thaw = Strike(lambda c: "resume" in c.stage_names, lambda: os.kill(pid, signal.SIGCONT))
 
-    try:
-        captioned = await fragile.caption(on_event, max_new_tokens=NUM_TOKENS, request_id="frozen")
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    await eventually(lambda: len(logged(target.log_path, "session.closed", request_id="frozen")) == 2)
-    await fragile.freed("frozen", "draft")
+        def on_event(captioned: Captioned) -> None:
+            freeze(captioned)
+            thaw(captioned)
+
+        try:
+            return await fragile.caption(on_event, max_new_tokens=NUM_TOKENS, request_id=tried[-1])
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    captioned = await until(lambda one: one.summary.timings.resumptions, frozen)
+    await eventually(lambda: len(logged(target.log_path, "session.closed", request_id=tried[-1])) == 2)
+    await fragile.freed(tried[-1], "draft")
     await fragile.check(captioned)
     assert captioned.summary.timings.resumptions == 1 and target.pid == pid
