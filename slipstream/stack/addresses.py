@@ -16,8 +16,10 @@ PORT_TRIES = 50
 _dice = random.SystemRandom()
 """Not the generator that programs seed, and forks share: several that start at once would all choose the same port, and
 be served by the stack of whoever came first."""
-_chosen: deque[int] = deque(maxlen=100)
-"""Ports that were chosen of late: who is to listen there may not do so yet."""
+_held: deque[int] = deque()
+"""Sockets at the ports that were chosen of late, where who is to listen may not do so yet: nobody else's search finds
+such a port free, in whatever process it is, and a server may listen there all the same."""
+MOST_HELD = 100
 
 
 def gateway_address(listen: str | None) -> str:
@@ -35,18 +37,26 @@ def gateway_address(listen: str | None) -> str:
 def _free_port(host: str, port: int) -> int:
     """The port itself; for 0 one that is likely to be free still when the gateway has started."""
     family, reason = socket.AF_INET6 if ":" in host else socket.AF_INET, ""
-    free = (candidate for candidate in _dice.sample(UNASSIGNED_PORTS, PORT_TRIES) if candidate not in _chosen)
-    for candidate in [port] if port else free:
+    for candidate in [port] if port else _dice.sample(UNASSIGNED_PORTS, PORT_TRIES):
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, port > 0)  # as a server would, not as a search
             try:
                 probe.bind((host, candidate))
             except OSError as error:
                 reason = "the port is in use" if error.errno == errno.EADDRINUSE else str(error.strerror)
             else:
-                _chosen.append(candidate)
+                if not port:
+                    _hold(probe)
                 return candidate
     raise InvalidConfig(f"cannot listen at {host}:{port}: {reason}")
+
+
+def _hold(bound: socket.socket) -> None:
+    """Keeps the port from other searches until many more were chosen. Servers share it, as this one does not listen."""
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _held.append(bound.detach())
+    if len(_held) > MOST_HELD:
+        os.close(_held.popleft())
 
 
 def _free_socket_path(listen: str) -> str:

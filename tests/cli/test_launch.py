@@ -8,12 +8,14 @@ from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 
 from slipstream.cli import up
 from slipstream.cli.app import app
 from slipstream.cli.up import limit_flags, queue_options
 from slipstream.errors import InvalidConfig, ModelNotUsable
+from slipstream.rpc.grpc_options import SERVER_OPTIONS
 from slipstream.stack import addresses
 from slipstream.stack.addresses import gateway_address
 from slipstream.stack.local import POCKET_DIR, POCKET_READER, StackOptions, check_options, service_argv
@@ -163,14 +165,43 @@ def test_gateway_addresses(tmp_path: Path) -> None:
     assert gateway_address(f"unix:{tmp_path}/g.sock") == f"unix:{tmp_path}/g.sock"
 
 
-def test_programs_that_start_from_the_same_seed_take_different_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_that_start_from_the_same_seed_take_different_ports() -> None:
     """As forks do. What one has chosen the others do not know."""
     chosen = set()
     for _ in range(3):
-        monkeypatch.setattr(addresses, "_chosen", deque())
         random.seed(0)
         chosen.add(gateway_address(None))
+        os.close(addresses._held.pop())
     assert len(chosen) > 1
+
+
+async def test_a_port_that_is_chosen_is_kept_for_who_is_to_listen_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stacks that start at the same time, each in its process, would be given the same port, and one end with an error
+    or be served by the other's gateway."""
+    address = gateway_address(None)
+    port = int(address.rpartition(":")[2])
+    monkeypatch.setattr(addresses, "UNASSIGNED_PORTS", [port])
+    monkeypatch.setattr(addresses, "PORT_TRIES", 1)
+    monkeypatch.setattr(addresses, "_held", deque())  # as another process
+    with pytest.raises(InvalidConfig, match="the port is in use"):
+        gateway_address(None)
+    assert gateway_address(address) == address
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    assert server.add_insecure_port(address) == port
+    await server.start()
+    await server.stop(0)
+
+
+def test_few_chosen_ports_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "_held", held := deque[int]())
+    monkeypatch.setattr(addresses, "MOST_HELD", 2)
+    chosen = [int(gateway_address(None).rpartition(":")[2]) for _ in range(3)]
+    assert len(held) == 2
+    for descriptor, port in zip(held, chosen[1:], strict=True):
+        with socket.socket(fileno=descriptor) as kept:
+            assert kept.getsockname() == ("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("listen", ["5051", "localhost:", ":80", "127.0.0.1:99999", "unix:/nowhere/g.sock"])
