@@ -44,7 +44,12 @@ async def test_plain_decoding(gateway: grpc.aio.Channel, world: World, clip: int
 @pytest.mark.parametrize("policy", ["self_clocked", "fixed"])
 async def test_parallel(gateway: grpc.aio.Channel, world: World, policy: str, clip: int) -> None:
     options: dict[str, Any] = {"clip": clip, "num_tokens": 96, "policy": policy, "alpha": 0.0, "gate": False}
-    captioned = await until(lambda one: one.summary.speculation.restarts, lambda: check(gateway, world, **options))
+
+    def was_right_and_wrong(captioned: Captioned) -> bool:
+        speculation = captioned.summary.speculation
+        return speculation.restarts > 0 and 0 < speculation.accepted < speculation.judged
+
+    captioned = await until(was_right_and_wrong, lambda: check(gateway, world, **options))
     speculation = captioned.summary.speculation
     assert speculation.windows > 0 and speculation.restarts > 0
     assert 0 < speculation.accepted < speculation.judged
