@@ -53,7 +53,9 @@ class MediaOptions:
         default=30.0,
         check=between(0.1, 3600),
     )
-    max_uploads: int = option("videos that are uploaded at once; more are refused", default=32, check=between(1, 4096))
+    max_uploads: int = option(
+        "videos that are uploaded at once; more wait a moment, and are refused then", default=32, check=between(1, 4096)
+    )
     max_upload_bytes: int = option(
         "most bytes of all uploaded videos that are not decoded yet", default=4 * 1024**3, check=between(1, 2**50)
     )

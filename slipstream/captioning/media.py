@@ -40,6 +40,8 @@ SEGMENT_BYTES, TIME_BYTES = 800, 24
 
 IN_MEMORY_BYTES = 32 * 1024**2
 """A video beyond this goes to a temporary file."""
+PATIENCE_S = 2.0
+"""For a place among uploads: of many callers that come at once most have sent all in a moment."""
 _NO_ROOM = "the server has no room for the video now; try again later"
 
 
@@ -202,6 +204,7 @@ class Media:
                 yield source
             return
         largest = min(self._config.max_video_bytes, self._config.max_upload_bytes)
+        await self._uploads.wait(PATIENCE_S)
         with self._upload_bytes.held(0) as take, VideoBuffer(largest, self._temporary) as upload:
             with self._uploads.held():
                 async for chunk in steady(chunks, self._config.upload_idle_s, self._config.min_upload_rate):
@@ -339,6 +342,8 @@ class Media:
         """See `open_source`. What counts holds its place among uploads until it is fetched, a film that is read by
         ranges to its end."""
         most_bytes = most_bytes or self._config.max_video_bytes
+        if counts:
+            await self._uploads.wait(PATIENCE_S)
         with VideoBuffer(most_bytes, self._temporary) as download, contextlib.ExitStack() as places:
             sink: Sink = download
             film = None

@@ -1,5 +1,6 @@
 """Who makes the call that is being served, and so many of something at once, of which one caller has a share."""
 
+import asyncio
 import contextlib
 import contextvars
 import ipaddress
@@ -114,6 +115,26 @@ class Places:
         self._of_one = min(limit, max(least, math.floor(limit * share)))
         self._are = are
         self._held: Counter[str] = Counter()
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def wait(self, patience_s: float) -> None:
+        """Returns when the caller could have a place, or after so long: `held`, which is to follow at once, says."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while not self._has_room():
+                    freed = asyncio.get_running_loop().create_future()
+                    self._waiting.append(freed)
+                    try:
+                        await freed
+                    finally:
+                        self._waiting.remove(freed)
+
+    def _has_room(self) -> bool:
+        try:
+            self.check()
+        except Overloaded:
+            return False
+        return True
 
     def check(self, number: int = 1) -> None:
         """Raises `Overloaded` where the caller could not have so many more now."""
@@ -152,3 +173,6 @@ class Places:
             self._held[name] -= taken
             if not self._held[name]:
                 del self._held[name]
+            for freed in self._waiting:
+                if not freed.done():
+                    freed.set_result(None)

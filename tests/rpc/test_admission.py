@@ -353,6 +353,39 @@ def test_more_may_be_taken_while_some_are_held(caller: Any) -> None:
     assert places.used == 0
 
 
+async def test_who_waits_for_a_place_has_one_when_it_is_given_back(caller: Any) -> None:
+    """However many wait, each has one in turn, and one that leaves holds up nobody."""
+    places, most = Places("uploads", 2), 0
+
+    async def upload() -> None:
+        nonlocal most
+        await places.wait(60.0)
+        with places.held():
+            most = max(most, places.used)
+            await asyncio.sleep(0)
+
+    with places.held(2):
+        uploads = [asyncio.create_task(upload()) for _ in range(9)]
+        await asyncio.sleep(0)
+        assert places.used == 2 and not any(one.done() for one in uploads)
+        uploads[0].cancel()
+    assert (await asyncio.wait(uploads))[0] == {*uploads}
+    assert uploads[0].cancelled() and not any(one.exception() for one in uploads[1:])
+    assert (most, places.used) == (2, 0)
+
+
+async def test_nobody_waits_longer_for_a_place_than_was_said() -> None:
+    places = Places("uploads", 1)
+    with places.held():
+        await places.wait(0.01)
+        with pytest.raises(Overloaded), places.held():
+            pass
+        one = asyncio.create_task(places.wait(0.01))
+        await one
+    await places.wait(0.0)
+    assert not places._waiting
+
+
 @pytest.mark.parametrize(
     ("peer", "caller"),
     [

@@ -48,6 +48,7 @@ class FakeFetcher(Fetcher):
 
     async def fetch(self, source: str, sink: Sink) -> None:
         self.sources.append(source)
+        await asyncio.sleep(0)
         await sink.write(CLIP)
 
 
@@ -71,6 +72,7 @@ def ignore(done: int, total: int) -> None:
 
 async def chunks(data: bytes, size: int = 1000) -> AsyncIterator[bytes]:
     for start in range(0, len(data), size):
+        await asyncio.sleep(0)
         yield data[start : start + size]
 
 
@@ -166,6 +168,23 @@ async def test_by_default_there_are_neither_paths_nor_addresses() -> None:
         with pytest.raises(InvalidRequest, match="fetches nothing from the network"):
             async with media.open_source("https://videos.example/clip.mp4"):
                 pass
+    finally:
+        media.close()
+
+
+@pytest.mark.parametrize("address", ["", "https://videos.example/clip.mp4"])
+async def test_many_uploads_at_once_take_turns(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """As those of many streams over HTTP: none is refused for the moment that the others take."""
+    monkeypatch.setattr("slipstream.captioning.media.PATIENCE_S", 240.0)
+    media = Media(GatewayConfig(listen="", target="t:1", max_uploads=1), FakeFetcher())
+
+    async def opened() -> int:
+        opening = media.open_source(address, counts=True) if address else media.open("", chunks(CLIP))
+        async with opening as source:
+            return source.num_bytes
+
+    try:
+        assert await asyncio.gather(*(opened() for _ in range(6))) == [len(CLIP)] * 6
     finally:
         media.close()
 
