@@ -7,7 +7,7 @@ import pytest
 
 from slipstream.archive.parts import PartLimits, PutAnswer
 from slipstream.archive.queue import JobState, Lease, QueuePolicy
-from tests.services.test_film_runner import SEGMENTS, SUMMED_UP, long_film
+from tests.support.film_world import SEGMENTS, SUMMED_UP, long_film
 
 SUMS = ["-1-0", "-1-1", "-1-2", "-1-3", "-2-0", "-2-1", ""]
 

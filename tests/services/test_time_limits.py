@@ -21,7 +21,7 @@ from slipstream.rpc.callers import Places
 from slipstream.rpc.reader import RemoteReader
 from slipstream.video.messages import SampledVideo
 from tests.services import test_documents_by_address as documents
-from tests.services import test_film_runner as films
+from tests.support import film_world as films
 from tests.support.processes import eventually
 
 LIMIT_S = 0.05
