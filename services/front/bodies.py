@@ -15,6 +15,8 @@ from slipstream.time_limits import within
 
 BLOCK_BYTES = 256 * 1024
 SMALL_BYTES = 16 * 1024
+JSON_ENCODING = "utf-8-sig"
+"""Some editors and shells write UTF-8's mark at the beginning of a file that is then sent."""
 LINGER_S, LINGER_BYTES = 1.0, 16 * 1024**2
 """What is still read of a body that was refused, so that its sender reads why."""
 
@@ -100,7 +102,9 @@ async def read_json(
     else:
         body.feed(bytes(block))
     take(body.media_bytes - held)
-    return await asyncio.to_thread(body.value) if len(block) > SMALL_BYTES else body.value()
+    if len(block) > SMALL_BYTES:
+        return await asyncio.to_thread(body.value, JSON_ENCODING)
+    return body.value(JSON_ENCODING)
 
 
 def spool_places(config: FrontConfig) -> Places:

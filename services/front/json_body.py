@@ -147,10 +147,15 @@ class JsonBody:
         if self.media_bytes > self._max_media_bytes:
             raise too_large(f"the media have more than {self._max_media_bytes} bytes")
 
-    def value(self) -> Any:
-        """What the whole text says. Raises `ApiError`."""
+    def value(self, encoding: str = "utf-8") -> Any:
+        """What the whole text says; by `utf-8-sig` also one that begins with UTF-8's mark. Raises `ApiError`."""
         try:
-            value = json.loads(self._json.decode(), parse_constant=_refuse_constant, object_pairs_hook=_object)
+            value = json.loads(
+                self._json.decode(encoding),
+                parse_float=_number,
+                parse_constant=_refuse_constant,
+                object_pairs_hook=_object,
+            )
             if b"\\u" in self._json:
                 json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be sent on
             return value
@@ -284,6 +289,12 @@ def _plain(escape: bytes) -> bytes:
         return b"/"
     is_plain = len(escape) == _LONG_ESCAPE and escape.startswith(rb"\u00") and escape[4:5] < b"8"
     return bytes([int(escape[4:], 16)]) if is_plain else escape
+
+
+def _number(text: str) -> int | float:
+    """JSON does not tell 256.0 from 256, and some serializers write one for the other."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def _refuse_constant(name: str) -> Any:

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import zipfile
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,15 @@ async def test_a_compressed_body_is_refused_as_one(gateway: FakeGateway, encodin
         answer = await raw(address, post(CHAT, body, more=f"Content-Encoding: {encoding}\r\n"))
     assert status_of(answer) == status
     assert status == 200 or "content-encoding" in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize("size", [0, 64 * 1024])
+async def test_a_body_may_begin_with_the_mark_of_utf_8(gateway: FakeGateway, size: int) -> None:
+    body = BOM_UTF8 + chat_body(data_url(b"good")) + b" " * size
+    async with front_at(gateway.address) as address:
+        assert status_of(await raw(address, post(CHAT, body))) == 200
+        answer = await raw(address, post(CHAT, BOM_UTF8 + body))
+    assert status_of(answer) == 400 and error_of(answer)["code"] == "invalid_json"
 
 
 async def test_what_is_no_http(gateway: FakeGateway) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import string
 import sys
 import tracemalloc
@@ -68,6 +69,16 @@ def test_frames_in_one_string(frames: list[bytes], size: int) -> None:
         bounds = [media.start, *media.ends]
         parts = [body.window(*pair).read() for pair in pairwise(bounds)]
         assert parts == frames and not media.error
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("256.0", 256), ("1e3", 1000), ("-0.0", 0), ("-1.0", -1), ("0.5", 0.5), ("1e400", math.inf)]
+)
+def test_a_number_is_whole_however_it_is_written(text: str, value: float) -> None:
+    """JSON does not tell 256.0 from 256: where tokens are counted it was refused."""
+    with JsonBody(MIB, MIB) as body:
+        read = fed(text.encode(), 4096, body)
+    assert read == value and type(read) is type(value)
 
 
 @pytest.mark.parametrize(
