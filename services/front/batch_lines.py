@@ -138,7 +138,8 @@ def _read_line(number: int, body: JsonBody, names: set[str]) -> BatchLine | BadL
     value = body.value()
     if not isinstance(value, dict):
         return BadLine(number, "a line must be an object")
-    if unknown := set(value) - {"custom_id", "method", "url", "body"}:
+    said = {name for name, inner in value.items() if inner is not None}
+    if unknown := said - {"custom_id", "method", "url", "body"}:
         return BadLine(number, f"{min(unknown)[:64]!r} is not supported; leave it out")
     name = value.get("custom_id")
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_ID_CHARS or not name.isprintable():

@@ -252,7 +252,7 @@ def _stream_options(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     check_names(options, {"include_usage", "continuous_usage_stats", "include_obfuscation"}, "stream_options")
     if options.get("include_obfuscation"):
         raise ApiError("there is no obfuscation; leave it out", param="stream_options.include_obfuscation")
-    if not fields.get("stream"):
+    if any(options.values()) and not fields.get("stream"):
         raise ApiError("stream_options are for stream: true", param="stream_options")
     return options
 

@@ -19,7 +19,7 @@ from slipstream.services.front.config import FrontConfig
 from slipstream.services.front.file_store import FileStore, new_file_id
 from slipstream.services.front.json_body import JsonBody
 from tests.front.conftest import jpeg, png, webp
-from tests.support.front import PROMPT, batch_line
+from tests.support.front import CHAT, PROMPT, batch_line
 
 MODEL = "big"
 VIDEO = b"a long film"
@@ -61,6 +61,16 @@ def test_a_file_may_begin_with_the_mark_of_utf_8(start: bytes) -> None:
         first, second = lines
     assert isinstance(first, BatchLine) and first.custom_id == "a" and first.number == 1 + start.count(b"\n")
     assert isinstance(second, BadLine) and second.code == "invalid_json"
+
+
+def test_a_field_of_a_line_that_is_null_asks_for_nothing() -> None:
+    """It failed the batch as a whole."""
+    line, other = ({"custom_id": name, "method": "POST", "url": CHAT, "body": {}} for name in "ab")
+    written = [json.dumps(line | {"id": None}).encode(), json.dumps(other | {"id": "x"}).encode()]
+    with read_lines(io.BytesIO(b"\n".join(written)), 10**6, 10**6) as lines:
+        good, bad = lines
+    assert isinstance(good, BatchLine)
+    assert isinstance(bad, BadLine) and "'id' is not supported" in bad.message
 
 
 def test_a_file_of_many_requests_is_on_disk_once(files: FileStore, tmp_path: Path) -> None:

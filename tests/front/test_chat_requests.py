@@ -90,6 +90,11 @@ def test_what_asks_for_nothing_is_tolerated() -> None:
     assert read(request(top_k=-1)).options.top_k == 0
 
 
+@pytest.mark.parametrize("said", [{}, {"include_usage": False}, {"include_usage": None, "include_obfuscation": False}])
+def test_stream_options_may_ask_for_nothing_where_nothing_is_streamed(said: dict[str, Any]) -> None:
+    assert read(request(stream_options=said)) == read(request())
+
+
 @pytest.mark.parametrize("name", ["audio", "reasoning_effort", "function_call", "web_search_options", "pages"])
 def test_null_asks_for_nothing_whatever_it_is_the_value_of(name: str) -> None:
     """As clients send it that write out each field they know of, set or not."""
