@@ -55,6 +55,14 @@ class Medium:
     frames_per_second: float = 2.0
     """Of `FRAMES`: what Qwen takes where nobody says."""
 
+    @property
+    def num_frames(self) -> int:
+        """Of what is pictures by now; 0: a video's are still to be sampled."""
+        if self.kind is not MediumKind.FRAMES:
+            return int(self.kind is MediumKind.IMAGE)
+        assert isinstance(self.source, Media), "frames are given by value"
+        return len(self.frames) or len(self.source.ends)
+
 
 # -- options as they are found ----------------------------------------------------------------------------------------
 
@@ -117,8 +125,10 @@ ROLES = ("user", "assistant", "system", "developer")
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 """In a message's other fields, as servers put them into answers that are handed back."""
 _DETAILS = (None, "auto", "low", "high")
-"""How closely OpenAI's models are to look at a picture. LangChain4j says "low" unless told otherwise; a target looks as
-its checkpoint has it."""
+"""How closely OpenAI's models are to look at a picture, and litellm's at a video. LangChain4j says "low" unless told
+otherwise; a target looks as its checkpoint has it."""
+_BESIDE = {"type", "uuid"}
+"""What a medium's part may have. By a `uuid` vLLM finds media again; ours are found by their content."""
 
 
 def read_messages(messages: Any, asked: Asked) -> Medium:
@@ -206,8 +216,9 @@ def _read_message(message: Mapping[str, Any], param: str, asked: Asked, said: _S
 
 
 def _video_url(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
-    check_names(part, {"type", "video_url"}, param)
-    source = asked.found(_url(part.get("video_url"), f"{param}.video_url", {"url"}), f"{param}.video_url.url")
+    check_names(part, _BESIDE | {"video_url"}, param)
+    url = _url(part.get("video_url"), f"{param}.video_url", {"url", "detail"})
+    source = asked.found(url, f"{param}.video_url.url")
     is_frames = isinstance(source, Media) and source.media_type == FRAMES_TYPE
     if is_frames:
         assert isinstance(source, Media)
@@ -217,7 +228,7 @@ def _video_url(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
 
 def _video(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
     """Qwen's: a list of frames, or an address."""
-    check_names(part, {"type", "video", "fps"}, param)
+    check_names(part, _BESIDE | {"video", "fps"}, param)
     said, rate = part.get("video"), part.get("fps", Medium.frames_per_second)
     if isinstance(said, str):
         asked.give("fps", part.get("fps"), f"{param}.fps")
@@ -236,13 +247,16 @@ def _video(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
 
 
 def _image_url(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
-    check_names(part, {"type", "image_url"}, param)
+    check_names(part, _BESIDE | {"image_url", "modalities"}, param)
+    if part.get("modalities") not in (None, "image"):  # SGLang's: what the pictures of a request are together
+        where = f"{param}.modalities"
+        raise ApiError(f"{where} must be image; send frames of a video as one `video`", param=where)
     url = _url(part.get("image_url"), f"{param}.image_url", {"url", "detail", "format"})
     return Medium(MediumKind.IMAGE, asked.found(url, f"{param}.image_url.url"), param)
 
 
 def _file_part(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
-    check_names(part, {"type", "file"}, param)
+    check_names(part, _BESIDE | {"file"}, param)
     said = object_at(part.get("file"), f"{param}.file")
     check_names(said, {"file_id", "file_data", "filename"}, f"{param}.file")
     file_id, data = said.get("file_id"), said.get("file_data")

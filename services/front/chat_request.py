@@ -110,11 +110,11 @@ def read_chat(body: Any, media: Mapping[str, Media]) -> ChatRequest:
     stop = fields.get("stop")
     asked.give("stop", (stop,) if isinstance(stop, str) else _tuple(stop), "stop")
     _read_limit(fields, asked)
-    rates = _read_frame_count(fields, asked)
+    told_of_frames = _read_frame_count(fields, asked)
     prediction = fields.get("prediction")
     asked.give("prediction", None if prediction is None else (_prediction(prediction),), "prediction")
     document = _read_own(fields.get("slipstream"), asked)
-    medium = _timed(read_messages(fields.get("messages"), asked), rates, asked)
+    medium = _timed(read_messages(fields.get("messages"), asked), told_of_frames, asked)
     options = asked.options()
     stream_options = _stream_options(fields)
     return ChatRequest(
@@ -144,44 +144,64 @@ def _read_limit(fields: Mapping[str, Any], asked: Asked) -> None:
         asked.give("max_new_tokens", fields.get(name), name)
 
 
-def _read_frame_count(fields: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
-    """vLLM's two ways of saying how many frames. Returns what they say of each second, by its field."""
-    media_io, rates = _said(fields.get("media_io_kwargs") or {}, "media_io_kwargs"), dict[str, Any]()
+@dataclass(frozen=True)
+class _OfFrames:
+    """What is said of frames that only the medium gives a meaning."""
+
+    rates: dict[str, Any] = field(default_factory=dict)
+    """How many of each second, by field."""
+    unsampled: list[str] = field(default_factory=list)
+    """Fields that say that all are taken."""
+
+
+def _read_frame_count(fields: Mapping[str, Any], asked: Asked) -> _OfFrames:
+    """vLLM's two ways of saying how many frames."""
+    media_io, told = _said(fields.get("media_io_kwargs") or {}, "media_io_kwargs"), _OfFrames()
     for kind, said in media_io.items():
         if kind != "video":
             raise ApiError(f"media_io_kwargs.{kind[:64]} is not supported", param=f"media_io_kwargs.{kind[:64]}")
-        rates |= _frame_fields(said, "media_io_kwargs.video", asked)
-    return rates | _frame_fields(fields.get("mm_processor_kwargs") or {}, "mm_processor_kwargs", asked)
+        _read_frame_fields(said, "media_io_kwargs.video", asked, told)
+    _read_frame_fields(fields.get("mm_processor_kwargs") or {}, "mm_processor_kwargs", asked, told)
+    return told
 
 
-def _frame_fields(said: Any, param: str, asked: Asked) -> dict[str, Any]:
-    rates: dict[str, Any] = {}
+def _read_frame_fields(said: Any, param: str, asked: Asked, told: _OfFrames) -> None:
     for name, value in _said(said, param).items():
         where = f"{param}.{name[:64]}"
         if name == "num_frames":
             asked.give("num_frames", value, where)
         elif name == "fps":
             if value != -1:
-                rates[where] = value
-        elif not (name == "do_sample_frames" and value is True):
+                told.rates[where] = value
+        elif name == "do_sample_frames" and isinstance(value, bool):
+            if not value:
+                told.unsampled.append(where)
+        else:
             raise ApiError(f"{where} is not supported; leave it out", param=where, code="unsupported_parameter")
-    return rates
 
 
-def _timed(medium: Medium, rates: Mapping[str, Any], asked: Asked) -> Medium:
+def _timed(medium: Medium, told: _OfFrames, asked: Asked) -> Medium:
     """Of a video, `fps` is how many frames of each second are taken. Of frames in one string, it is how many there
-    are: no other field says so, and Qwen's recipe gives it as a list, of the one video."""
+    are: no other field says so, and Qwen's recipe gives it as a list, of the one video; it also says that none of
+    them is to be left out."""
+    for param in told.unsampled:
+        if not medium.num_frames:
+            raise ApiError(
+                f"{param}: a video's frames are sampled; leave it out", param=param, code="unsupported_value"
+            )
+        asked.give("num_frames", medium.num_frames, param)
+        asked.give("fps", 0, param)
     if medium.kind is not MediumKind.FRAMES or medium.frames:
-        for param, rate in rates.items():
+        for param, rate in told.rates.items():
             asked.give("fps", rate, param)
         return medium
-    told = {
+    rates = {
         param: frame_rate(rate[0] if isinstance(rate, list) and len(rate) == 1 else rate, param)
-        for param, rate in rates.items()
+        for param, rate in told.rates.items()
     }
-    if len(set(told.values())) > 1:
-        raise ApiError(f"{' and '.join(told)} say different things; give one of them", param=max(told))
-    return replace(medium, frames_per_second=told.popitem()[1]) if told else medium
+    if len(set(rates.values())) > 1:
+        raise ApiError(f"{' and '.join(rates)} say different things; give one of them", param=max(rates))
+    return replace(medium, frames_per_second=rates.popitem()[1]) if rates else medium
 
 
 def _read_own(said: Any, asked: Asked) -> dict[str, Any]:

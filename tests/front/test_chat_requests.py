@@ -163,6 +163,8 @@ def test_the_field_is_named(fields: dict[str, Any], param: str) -> None:
         ({"type": "video_url", "video_url": {"url": "file://host/a"}}, "video_url.url"),
         ({"type": "video_url", "video_url": {"url": "file:///a%00b"}}, "video_url.url"),
         ({"type": "video_url", "video_url": {"url": URL, "fps": 1}}, "video_url.fps"),
+        ({"type": "video_url", "video_url": {"url": URL, "detail": "wholly"}}, "video_url.detail"),
+        ({"type": "video_url", "video_url": {}, "uuid": "seen-before"}, "video_url.url"),
         ({"type": "video_url", "video_url": 5}, "video_url"),
         ({"type": "video", "video": []}, "video"),
         ({"type": "video", "video": [URL]}, "video[0]"),
@@ -170,6 +172,7 @@ def test_the_field_is_named(fields: dict[str, Any], param: str) -> None:
         ({"type": "video", "video": [data_url(b"x")], "fps": 0}, "fps"),
         ({"type": "image_url", "image_url": {"url": URL, "detail": "wholly"}}, "image_url.detail"),
         ({"type": "image_url", "image_url": {"url": URL, "detail": 1}}, "image_url.detail"),
+        ({"type": "image_url", "image_url": {"url": URL}, "modalities": "multi-images"}, "modalities"),
         ({"type": "file", "file": {}}, "file"),
         ({"type": "file", "file": {"file_id": "f", "file_data": URL}}, "file"),
         ({"type": "file", "file": {"file_data": "bare"}}, "file.file_data"),
@@ -287,6 +290,44 @@ def test_what_clients_say_of_a_picture_beside_its_address_is_tolerated(beside: d
     """LangChain4j always says a detail, and Strands a format."""
     plain, told = ({"type": "image_url", "image_url": {"url": URL} | more} for more in ({}, beside))
     assert read(with_part(told)) == read(with_part(plain))
+
+
+@pytest.mark.parametrize(
+    ("part", "more"),
+    [
+        ({"type": "video_url", "video_url": {"url": URL}}, {"uuid": "clip-1"}),
+        ({"type": "video_url", "video_url": {"url": URL}}, {"video_url": {"url": URL, "detail": "low"}}),
+        ({"type": "image_url", "image_url": {"url": URL}}, {"uuid": "picture-1", "modalities": "image"}),
+        ({"type": "file", "file": {"file_id": "file-1"}}, {"uuid": "file-1"}),
+    ],
+)
+def test_what_other_servers_take_of_a_medium_and_changes_none_is_tolerated(
+    part: dict[str, Any], more: dict[str, Any]
+) -> None:
+    """vLLM's key of a cache, litellm's detail of a video, and what SGLang takes a picture for."""
+    assert read(with_part(part | more)) == read(with_part(part))
+
+
+ONE_STRING = {"type": "video_url", "video_url": {"url": data_url(b"abc", "video/jpeg")}}
+LIST = {"type": "video", "video": [data_url(b"a")] * 3}
+PICTURE = {"type": "image_url", "image_url": {"url": URL}}
+
+
+@pytest.mark.parametrize(("part", "num_frames"), [(ONE_STRING, 1), (LIST, 3), (PICTURE, 1)])
+def test_pictures_may_be_told_to_be_no_more_sampled(part: dict[str, Any], num_frames: int) -> None:
+    """As by the tools of Qwen that have sampled them; what samples them again is refused."""
+    said = {"do_sample_frames": False}
+    chat = read(with_part(part, mm_processor_kwargs=said))
+    assert (chat.options.num_frames, chat.options.fps) == (num_frames, 0)
+    assert chat.medium == read(with_part(part)).medium
+    error = refused(with_part(part, mm_processor_kwargs=said | {"num_frames": 2}))
+    assert "say different things" in str(error)
+
+
+@pytest.mark.parametrize("part", [{"type": "video_url", "video_url": {"url": URL}}, {"type": "video", "video": URL}])
+def test_a_video_is_sampled_all_the_same(part: dict[str, Any]) -> None:
+    error = refused(with_part(part, mm_processor_kwargs={"do_sample_frames": False}))
+    assert (error.param, error.code) == ("mm_processor_kwargs.do_sample_frames", "unsupported_value")
 
 
 @pytest.mark.parametrize("rate", [1.5, [1.5]])
