@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import logging
 import math
+import re
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import unquote
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -20,6 +22,7 @@ from slipstream.services.front.config import FrontConfig
 
 MAX_HEAD_BYTES = 32 * 1024
 BACKLOG = 1024
+_ABSOLUTE_TARGET = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 TELL_S = 1.0
 """For requests that are cancelled to say so."""
 LEAVE_S = 1.0
@@ -59,7 +62,7 @@ class PatientProtocol(H11Protocol):
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
         cycle = self.cycle
         try:
-            await self.config.loaded_app(scope, receive, send)
+            await self.config.loaded_app(_in_origin_form(scope), receive, send)
         finally:
             if not cycle.response_complete:
                 self.loop.call_later(LEAVE_S, self.transport.abort)
@@ -76,6 +79,17 @@ class PatientProtocol(H11Protocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+def _in_origin_form(scope: Scope) -> Scope:
+    """A request whose target names the host, too, as those to a proxy do, is one whose target does not: a server must
+    take both (RFC 9112, 3.2.2), and that host counts."""
+    found = _ABSOLUTE_TARGET.fullmatch(scope["raw_path"])
+    if found is None:
+        return scope
+    host, path = found[1], found[2] or b"/"
+    headers = [(b"host", host), *(header for header in scope["headers"] if header[0] != b"host")]
+    return {**scope, "path": unquote(path.decode("ascii")), "raw_path": path, "headers": headers}
 
 
 class _FewLines(logging.Filter):

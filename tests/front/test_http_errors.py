@@ -235,6 +235,23 @@ async def test_paths_and_methods(gateway: FakeGateway) -> None:
             assert (b"allow: " in answer) == (status == 405)
 
 
+async def test_a_target_may_name_the_host_as_to_a_proxy(gateway: FakeGateway) -> None:
+    async with front_at(gateway.address) as address:
+        cases = {
+            "http://localhost/v1/models": 200,
+            "HTTP://127.0.0.1:8000/v1/models?": 200,
+            "https://[::1]/v1/files%2Fx": 400,
+            "http://localhost/v1/models?magic=1": 400,
+            "http://localhost": 200,
+            "http://localhost/nothing": 404,
+            "http://stranger.example/v1/models": 403,
+            "ftp://localhost/v1/models": 404,
+        }
+        for target, status in cases.items():
+            answer = await raw(address, f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            assert status_of(answer) == status, target
+
+
 async def test_who_may_ask_from_another_page(gateway: FakeGateway) -> None:
     ask = b"OPTIONS /v1/models HTTP/1.1\r\nHost: x\r\nOrigin: https://a.example\r\n"
     ask += b"Access-Control-Request-Method: GET\r\nConnection: close\r\n\r\n"
