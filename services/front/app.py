@@ -202,6 +202,7 @@ def make_app(front: Front, endpoints: Sequence[Endpoint]) -> ASGIApp:
             allow_origins=origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],  # clients send their own, such as x-stainless-*
+            allow_private_network=True,  # browsers ask on behalf of a page of the internet that calls us in a local one
             expose_headers=["x-request-id", "retry-after", "retry-after-ms"],
         )
     return app

@@ -264,6 +264,10 @@ async def test_who_may_ask_from_another_page(gateway: FakeGateway) -> None:
         told = ask.replace(b"Connection", b"Access-Control-Request-Headers: " + names + b"\r\nConnection")
         answer = await raw(address, told)
         assert status_of(answer) == 200 and b"access-control-allow-headers: " + names in answer
+        near = told.replace(b"Connection", b"Access-Control-Request-Private-Network: true\r\nConnection")
+        answer = await raw(address, near)
+        assert status_of(answer) == 200 and b"access-control-allow-private-network: true" in answer
+        assert status_of(await raw(address, near.replace(b"a.example", b"b.example"))) == 400
         answer = await raw(address, told.replace(b"OPTIONS", b"GET"))
         assert b"access-control-expose-headers: x-request-id, retry-after, retry-after-ms" in answer
 
