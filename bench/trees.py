@@ -94,6 +94,10 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("other", type=Path, help="the other checkout, for example of `git worktree add`")
     given = parser.parse_args(argv)
     trees = (given.other.resolve(), ROOT)
+    try:
+        _command(trees[0])
+    except (OSError, ValueError, KeyError):
+        parser.error(f"{trees[0]} is no checkout of this project: its pyproject.toml names no command `slipstream`")
     clips = held_out_clips(given.clips)
     rows = run_to_end(_run(trees, clips, given.rounds, given.frames, given.max_new_tokens))
     of = {method: [row for row in rows if row["method"] == method] for method in METHODS}

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from slipstream.engine import VideoLM, load_model
+from slipstream.errors import SlipstreamError
 from slipstream.video.decode import sample_video
 from slipstream.video.messages import DecodeLimits
 from training.captions import ALL_ATTRIBUTES, DEFAULT_PROMPT, SCORED_ATTRIBUTES, score_caption
@@ -129,8 +130,11 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     folder = options.models or FAMILIES[options.family].folder
+    try:
+        evaluator = Evaluator({role: load_model(str(folder / role)) for role in ROLES})
+    except SlipstreamError as error:
+        parser.error(f"--models: {error}")
     paths = render_folder(options.folder, HELD_OUT_SEEDS[: options.clips], tuple(options.scenes))
-    evaluator = Evaluator({role: load_model(str(folder / role)) for role in ROLES})
     for num_frames in options.frames:
         scores = evaluator.evaluate(paths, num_frames)
         _record(options.out or folder / "scores.json", f"{num_frames} frames", {"clips": len(paths), **scores})

@@ -110,6 +110,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--show", action="store_true", help="print what stands on each page and what was read")
     options = parser.parse_args()
+    if not options.model.is_dir():
+        parser.error(f"--model: there is no folder {options.model}")
     torch.set_num_threads(options.threads)
     print(json.dumps(score(PlainReader(options.model), options.kinds, options.pages, options.show)))
 

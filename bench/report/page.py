@@ -27,6 +27,7 @@ from bench.report.pictures import (
     styled,
 )
 from bench.tables import Cell, Row, make_console, make_table, markdown_table, number, print_rows, share
+from slipstream.errors import InvalidConfig
 
 DOCS = ROOT / "docs"
 FOLDER = "results"
@@ -76,6 +77,19 @@ SPECULATION: dict[str, Cell] = {
     "c": number("c", ".1f"),
     "gamma\nused": number("gamma", ".1f"),
 }
+
+
+def read(path: Path) -> Row:
+    """What a run of `bench methods` has found. Raises `InvalidConfig` for a file that is nothing of the kind."""
+    try:
+        document = kept_document(path)
+    except OSError as error:
+        raise InvalidConfig(f"{error.filename}: {error.strerror}") from None
+    except (LookupError, TypeError, ValueError):
+        document = {}
+    if "methods" not in document:
+        raise InvalidConfig(f"{path} is neither a document of `python -m bench methods` nor the output of such a run")
+    return document
 
 
 def show(document: Row) -> None:
@@ -194,7 +208,7 @@ def main(argv: Sequence[str]) -> None:
     parser = make_parser("report", "Draws docs/results.md again.", folder=folder)
     parser.add_argument("document", nargs="?", type=Path, default=DOCS / "results.json", help="JSON, or a run's output")
     given = parser.parse_args(argv)
-    document = kept_document(given.document)
+    document = read(given.document)
     held_out_clips(1)  # whose frames are drawn
     show(document)
     page = write(document, given.folder)

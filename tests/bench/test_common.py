@@ -87,6 +87,30 @@ def test_what_a_user_may_be_told_ends_a_program_without_a_traceback(
     assert capsys.readouterr().err == "no checkpoint at /nowhere\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("gate --captions 0", "--captions and --tokens must be at least 1"),
+        ("gate --tokens -1", "--captions and --tokens must be at least 1"),
+        ("report nothing.json", "nothing.json: No such file or directory"),
+        ("report CHANGELOG.md", "CHANGELOG.md is neither a document of `python -m bench methods` nor"),
+        ("report none.json", "none.json is neither a document of `python -m bench methods` nor"),
+        ("trees nowhere", "nowhere is no checkout of this project"),
+        ("trees .", "is no checkout of this project"),
+    ],
+)
+def test_what_a_program_cannot_work_on_is_told(
+    words: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n")
+    (tmp_path / "none.json").write_text('{"texts": "identical"}\n')
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "another"\n')
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        entry.main(words.split())
+    assert ended.value.code == 2 and told in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", sorted(entry.PROGRAMS))
 def test_every_program_tells_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

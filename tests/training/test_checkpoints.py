@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerFast
 
 from slipstream.engine import load_model
+from training import evaluate, evaluate_reader
 from training.families import FAMILIES
 from training.pocket import IMAGE_SIZE, ROLES, Family
 from training.tokenizer import chat_ids, load_tokenizer
@@ -73,3 +74,24 @@ def test_square_frames_of_any_size_have_the_tokens_that_were_trained(size: tuple
 
 def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("program", "flag", "told"),
+    [(evaluate, "--models", "no such directory"), (evaluate_reader, "--model", "no folder")],
+)
+def test_models_that_are_not_there_are_told(
+    program: Any,
+    flag: str,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before a clip is made to try them on."""
+    words = ("evaluate", flag, tmp_path / "none", "--threads", torch.get_num_threads())
+    monkeypatch.setattr("sys.argv", [str(word) for word in words])
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and f"error: {flag}: " in said and told in said
