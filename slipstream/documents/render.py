@@ -11,6 +11,7 @@ import numpy as np
 import pypdfium2 as pdfium
 import pypdfium2.raw as pdfium_c
 from PIL import Image, ImageOps
+from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION
 
 from slipstream.documents.layout import around
 from slipstream.documents.messages import Box, DocumentLimits, TextLine
@@ -229,7 +230,7 @@ class _Images:
         try:
             self._image.seek(page - 1)
             check_image(*self._image.size, self._limits)
-            upright = _as_rgb(ImageOps.exif_transpose(self._image))
+            upright = _as_rgb(ImageOps.exif_transpose(self._image), is_white_zero=_is_white_zero(self._image))
         except (OSError, SyntaxError, ValueError, TypeError, EOFError) as error:
             raise UnreadableDocument(f"image {page} of the file is damaged or cut off; export it again") from error
         shrink = math.sqrt(max_pixels / (upright.width * upright.height))
@@ -247,11 +248,18 @@ class _Images:
         return []
 
 
-def _as_rgb(image: Image.Image) -> Image.Image:
-    """RGB on white: an OCR sees nothing in 1-bit and palette pictures as they are."""
-    if image.mode in ("I;16", "I;16B", "I;16L", "I"):
-        samples = np.asarray(image).astype(np.float64)
-        return Image.fromarray((samples / max(1.0, samples.max(initial=0)) * 255).astype(np.uint8)).convert("RGB")
+def _is_white_zero(image: Image.Image) -> bool:
+    """Whether a TIFF says that 0 is white."""
+    return getattr(image, "tag_v2", {}).get(PHOTOMETRIC_INTERPRETATION) == 0
+
+
+def _as_rgb(image: Image.Image, *, is_white_zero: bool) -> Image.Image:
+    """RGB on white: an OCR sees nothing in 1-bit and palette pictures as they are. Pillow gives samples of more than 8
+    bits as they are stored: the largest is one end of what is shown, or 1 where that is larger."""
+    if image.mode in ("I;16", "I;16B", "I;16L", "I", "F"):
+        samples = np.nan_to_num(np.asarray(image).astype(np.float64), copy=False, posinf=0).clip(0)
+        shown = (samples / max(1.0, samples.max(initial=0)) * 255).astype(np.uint8)
+        return Image.fromarray(255 - shown if is_white_zero else shown).convert("RGB")
     if image.has_transparency_data:
         seen = image.convert("RGBA")
         ground = Image.new("RGBA", seen.size, "white")

@@ -66,6 +66,27 @@ def test_the_top_is_up_whatever_the_pixels_are(kind: str, mode: str) -> None:
     assert pixels[5, -5].max() < 30 and pixels[5, 5].min() > 220
 
 
+@pytest.mark.parametrize("is_white_zero", [False, True])
+@pytest.mark.parametrize(("mode", "white"), [("<u1", 255), ("<u2", 65_535), ("<u2", 4095), ("<f4", 1), ("<f4", 255)])
+def test_a_tiff_looks_the_same_however_its_samples_are_stored(mode: str, white: int, is_white_zero: bool) -> None:
+    """Pillow itself turns those of 8 bits round."""
+    samples = np.asarray(picture("L")) / 255
+    samples[20, :] = 0.5
+    file = io.BytesIO()
+    Image.fromarray(((1 - samples if is_white_zero else samples) * white).astype(mode)).save(file, "TIFF")
+    black_is_zero, white_is_zero = (struct.pack("<HHIHH", 262, 3, 1, number, 0) for number in (1, 0))
+    data = file.getvalue().replace(black_is_zero, white_is_zero if is_white_zero else black_is_zero)
+    pixels, _ = open_document(data, DocumentLimits()).draw(1, 100, 10**6)
+    assert np.abs(pixels[:, :, 0] - samples * 255).max() <= 1
+
+
+def test_samples_that_are_no_numbers_are_black() -> None:
+    samples = np.asarray(picture("L")).astype(np.float32) / 255
+    samples[30, :4] = np.nan, np.inf, -np.inf, -3
+    pixels, _ = opened(Image.fromarray(samples), "TIFF").draw(1, 100, 10**6)
+    assert pixels[30, :4].max() == 0 and pixels[30, 4].min() == 255
+
+
 @pytest.mark.parametrize(("kind", "num_pages"), [("TIFF", 2), ("MPO", 1), ("PNG", 1), ("WEBP", 1)])
 def test_only_a_tiff_has_pages(kind: str, num_pages: int) -> None:
     """A phone's JPEG carries a second picture, an animated PNG many."""
