@@ -32,6 +32,7 @@ class FakeBatch:
     jobs: dict[str, pb.Job] = field(default_factory=dict)
     items: dict[str, pb.BatchItem] = field(default_factory=dict)
     cancelled: bool = False
+    """It was asked for, if only when all had ended."""
 
 
 class FakeArchive(FakeGateway, archive_pb2_grpc.ArchiveServicer):
@@ -159,7 +160,7 @@ class FakeArchive(FakeGateway, archive_pb2_grpc.ArchiveServicer):
         return pb.Batch(
             batch_id=f"batch-{list(self.batches).index(batch.options.key)}",
             key=batch.options.key,
-            state=pb.BATCH_STATE_CANCELLED if batch.cancelled and ended else state,
+            state=pb.BATCH_STATE_CANCELLED if counts.cancelled and ended else state,
             metadata=batch.options.metadata,
             counts=counts,
             created_s=1000.0,

@@ -104,7 +104,11 @@ def test_cancel_and_retry(archive: FakeArchive, batch: str, tmp_path: Path, caps
     assert ask(archive, "cancel", stuck) == 0
     assert capsys.readouterr().out.startswith("batch-1 cancelled: done 1 of 2, 1 cancelled")
     assert ask(archive, "watch", stuck) == 5
-    capsys.readouterr()
+    assert "nothing was cancelled" not in capsys.readouterr().err
+    assert ask(archive, "cancel", batch) == 0
+    output = capsys.readouterr()
+    assert output.out.startswith("batch-0 completed: done 3 of 5")
+    assert output.err == "slipstream: nothing was cancelled: the batch had ended\n"
     assert ask(archive, "retry", batch) == 0
     assert ask(archive, "retry", batch, "--failed", "--json") == 0
     assert capsys.readouterr().out == '1 jobs are queued again\n{"retried": 2}\n'

@@ -24,7 +24,7 @@ from slipstream.rpc.guards import ANSWERED, LEAVING
 from tests.cli.fake_archive import FakeArchive
 
 NOWHERE = "127.0.0.1:1"
-ITEMS = [BatchItem("a", "a.mp4")]
+ITEMS, STUCK = [BatchItem("a", "a.mp4")], [BatchItem("a", "stuck.mp4")]
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def test_a_cancelled_hand_in_makes_no_more_items(connection: Connection) -
 async def test_every_call_finds_the_gateway_that_is_there(connection: Connection) -> None:
     lost = connection.channel
     client = ArchiveClient(connection)
-    submitted = await client.submit(BatchOptions("k"), ITEMS)
+    submitted = await client.submit(BatchOptions("k"), STUCK)
     assert submitted.num_added == 1 and connection.channel is not lost
     await check_calls(connection, lost)
 
@@ -126,7 +126,7 @@ async def stopping(archive: FakeArchive, monkeypatch: pytest.MonkeyPatch) -> Asy
 
 async def test_a_gateway_that_stops_is_left_for_the_next(stopping: Connection) -> None:
     left, client = stopping.channel, ArchiveClient(stopping)
-    assert (await client.submit_all(BatchOptions("k"), ITEMS)).num_added == 1 and stopping.channel is not left
+    assert (await client.submit_all(BatchOptions("k"), STUCK)).num_added == 1 and stopping.channel is not left
     await check_calls(stopping, left)
     stopping.turn_from(stopping.channel)
     assert stopping.channel is left and (await gateway_info(stopping)).target_model

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slipstream.archive.messages import Batch, Job, JobKind
-from slipstream.archive.queue import JobState
+from slipstream.archive.queue import BatchState, JobState
 from slipstream.cli.archive.asking import BatchArgument, FormatOption, GatewayOption, JsonOption, RawOption, ask
 from slipstream.cli.archive.audit import audit_command
 from slipstream.cli.archive.batch_view import batch_dict, choose_view, describe, exit_status, overall, watch
@@ -80,6 +80,8 @@ def cancel_command(
     answer = ask(gateway, connection, lambda client: client.cancel(batch))
     line = f"{printable(answer.batch_id)} {answer.state}: {describe(answer, overall(answer))}"
     typer.echo(json.dumps(batch_dict(answer)) if as_json else line)
+    if answer.state is BatchState.COMPLETED:
+        typer.echo("slipstream: nothing was cancelled: the batch had ended", err=True)
 
 
 @bundled(connection=connection_options)
