@@ -67,7 +67,8 @@ class FrameSize:
         """No frame of so many that may be resized so has more; 0 where any size comes."""
         if not self.multiple:
             return self.height * self.width
-        least, most = (bound // self._counted(num_frames)[0] for bound in self._bounds(num_frames))
+        few = min(self._counted(num_frames))
+        least, most = (bound // few for bound in self._bounds(num_frames, few))
         grown = self._next_multiple(least, MAX_ASPECT_RATIO) * self._next_multiple(least, 1 / MAX_ASPECT_RATIO)
         thin = self.multiple * math.isqrt(MAX_ASPECT_RATIO * most)
         return max(most, grown, thin)
@@ -89,15 +90,16 @@ class FrameSize:
         if not self.multiple:
             return (self.height, self.width) if self.height else (height, width)
         _check_shape(height, width)
-        (counted, frames), (least, most), side = self._counted(num_frames), self._bounds(num_frames), self.multiple
         if self._is_done(height, width, num_frames):
             return height, width
+        (counted, frames), side = self._counted(num_frames), self.multiple
+        least, most = self._bounds(num_frames, counted)
         if self.frames_per_step and min(height, width) < side:
             scale = max(side / height, side / width)
             height, width = int(height * scale), int(width * scale)
         rows, columns = round(height / side), round(width / side)
         if counted * rows * columns * side * side > most:
-            shrink = math.sqrt(frames * height * width / most)
+            shrink = math.sqrt(frames * height * width / self._bounds(num_frames, frames)[1])
             rows = max(1, math.floor(height / shrink / side))
             columns = max(1, math.floor(width / shrink / side))
         elif counted * rows * columns * side * side < least:
@@ -124,8 +126,8 @@ class FrameSize:
 
     def _is_done(self, height: int, width: int, num_frames: int) -> bool:
         """Whether frames of this size stay as they are; so those do that were resized before."""
-        least, most = self._bounds(num_frames)
         few, many = sorted(self._counted(num_frames))
+        least, most = self._bounds(num_frames, few)
         fits = few * height * width <= most and many * height * width >= least
         return fits and not height % self.multiple and not width % self.multiple
 
@@ -135,15 +137,15 @@ class FrameSize:
             return 1, 1
         return max(1, round(num_frames / self.frames_per_step)) * self.frames_per_step, max(2, num_frames)
 
-    def _bounds(self, num_frames: int) -> tuple[int, int]:
-        """Fewest and most pixels."""
-        most = self.max_pixels
+    def _bounds(self, num_frames: int, held: int) -> tuple[int, int]:
+        """Fewest and most pixels of a whole video, of which so many frames are held against them."""
+        most, sharing = self.max_pixels, self._counted(num_frames)[1]
         if self.capped_pixels:
-            share = min(self.capped_pixels, most // num_frames)
-            most = max(share, int(self.min_pixels * LEAST_CAP)) * num_frames
+            share = min(self.capped_pixels, most // sharing)
+            most = max(share, int(self.min_pixels * LEAST_CAP)) * sharing
         if not self.frame_pixels:
             return self.min_pixels, most
-        most = min(most, self.frame_pixels * self._counted(num_frames)[0])
+        most = min(most, self.frame_pixels * held)
         return min(self.min_pixels, most), most
 
     def _next_multiple(self, least: int, ratio: float) -> int:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from transformers.image_utils import SizeDict
 
@@ -83,6 +83,18 @@ def test_a_servers_limit_leaves_the_rule_in_force(rule: FrameSize, height: int, 
     assert rows % rule.multiple == columns % rule.multiple == 0 and rows * columns <= bounded.most_pixels(1)
     if limit >= rule.max_pixels:
         assert (rows, columns) == rule.of(height, width, 1)
+
+
+@given(st.integers(200, 5000), st.floats(0.3, 3), st.integers(1, 40), st.integers(128 * 128, 602_112))
+@example(1080, 1920 / 1080, 15, 602_112)
+@settings(deadline=None)
+def test_a_servers_limit_is_of_each_frame_of_a_whole_video(height: int, ratio: float, frames: int, limit: int) -> None:
+    whole = FrameSize(multiple=32, min_pixels=64 * 64, max_pixels=25_165_824, frames_per_step=2)
+    rows, columns = whole.within(limit).of(height, round(height * ratio), frames)
+    assert rows * columns <= limit
+    assert whole.within(limit).of(rows, columns, frames) == (rows, columns)
+    if rows * columns * frames <= whole.max_pixels:
+        assert whole.of(rows, columns, frames) == (rows, columns), "the model leaves it as it is"
 
 
 @pytest.mark.parametrize("size", [(1, 201), (5000, 3)])

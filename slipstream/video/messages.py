@@ -164,7 +164,7 @@ class DecodeRequest:
     @property
     def frame_pixels(self) -> int:
         """Most pixels that a frame can have."""
-        return self.size.most_pixels(1) or self.limits.max_frame_pixels
+        return max(map(self.size.most_pixels, range(1, self.num_frames + 1))) or self.limits.max_frame_pixels
 
 
 @dataclass(frozen=True)

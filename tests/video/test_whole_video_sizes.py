@@ -1,6 +1,7 @@
 """Models whose bounds are of a whole video: few frames are large, and there is room for them, in a decoder, too."""
 
 import tempfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tests.support.media import ClipSpec, even_times_ms, make_clip
 ASKED = 32
 SIZE = FrameSize(multiple=32, min_pixels=32 * 32, max_pixels=256 * 32 * 32, frames_per_step=2)
 """As Qwen3-VL has it, in small."""
+PUBLISHED = FrameSize(multiple=32, min_pixels=4096, max_pixels=25_165_824, frames_per_step=2)
 LIMITS = DecodeLimits(timeout_s=60.0)
 
 
@@ -22,15 +24,15 @@ def made(num_frames: int, width: int = 320, height: int = 240) -> bytes:
     return make_clip(ClipSpec(even_times_ms(num_frames), width=width, height=height))
 
 
-async def sampled(data: bytes, *windows: tuple[float, float]) -> list[Video]:
+async def sampled(data: bytes, *windows: tuple[float, float], size: FrameSize = SIZE) -> list[Video]:
     pool = DecodePool(1, LIMITS)
     try:
         with tempfile.TemporaryFile() as file:
             file.write(data)
             file.flush()
             if not windows:
-                return [await pool.sample(file, ASKED, size=SIZE)]
-            found = await pool.sample_windows(file, ASKED, windows, size=SIZE)
+                return [await pool.sample(file, ASKED, size=size)]
+            found = await pool.sample_windows(file, ASKED, windows, size=size)
             assert all(isinstance(video, Video) for video in found), found
             return [video for video in found if isinstance(video, Video)]
     finally:
@@ -43,6 +45,13 @@ async def test_a_clip_of_few_frames_has_them_as_large_as_the_model_wants(num_fra
     assert len(video.frames) == num_frames
     assert video.frames.shape[1:3] == SIZE.of(240, 320, num_frames)
     assert video.frames.nbytes <= DecodeRequest(ASKED, LIMITS, SIZE).frames_bytes
+
+
+@pytest.mark.parametrize("num_frames", [1, 3, 7])
+async def test_frames_have_no_more_pixels_than_the_server_allows(num_frames: int) -> None:
+    """Also where the model counts three frames as four."""
+    (video,) = await sampled(made(num_frames), size=SIZE.within(20_000))
+    assert video.frames.shape == (num_frames, 96, 160, 3)
 
 
 async def test_a_short_last_segment_has_its_own_size() -> None:
@@ -78,3 +87,12 @@ def test_what_the_memory_holds_is_enough_for_any_number_of_frames() -> None:
             rows, columns = SIZE.of(height, width, count)
             assert picture is None or picture.shape[:2] == (rows, columns)
             assert 3 * count * rows * columns <= room
+
+
+@pytest.mark.parametrize("size", [PUBLISHED.within(602_112), replace(PUBLISHED, capped_pixels=768 * 32 * 32)])
+def test_a_frame_is_no_larger_than_is_believed(size: FrameSize) -> None:
+    for asked in range(1, ASKED + 1):
+        request = DecodeRequest(asked, LIMITS, size)
+        for height, width in ((960, 1024), (1080, 1920), (64, 4096), (4096, 64)):
+            rows, columns = size.of(height, width, asked)
+            assert rows * columns <= request.frame_pixels and 3 * asked * rows * columns <= request.window_bytes
