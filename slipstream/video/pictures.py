@@ -4,13 +4,14 @@ Of a plain picture only how it stands is looked at here. Frames are sampled seco
 neighbour in time.
 """
 
-from contextlib import suppress
+from collections.abc import Iterable
 from fractions import Fraction
 from functools import cache
 from typing import Any
 
 import numpy as np
 from av.filter import Graph
+from av.sidedata.sidedata import Type
 from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 
@@ -19,12 +20,17 @@ from numpy.typing import NDArray
 
 def upper_field(frame: VideoFrame) -> VideoFrame:
     """Of an interlaced frame the lines of one moment: half as high."""
+    return _filtered(frame, [("field", "type=top")])
+
+
+def _filtered(frame: VideoFrame, filters: Iterable[tuple[str, str]]) -> VideoFrame:
+    """A frame behind filters of libav, each with what it is told."""
     graph = Graph()
     graph.threads = 1  # a confined decoder may start no other
     source = graph.add_buffer(
         width=frame.width, height=frame.height, format=frame.format, time_base=frame.time_base or Fraction(1)
     )
-    graph.link_nodes(source, graph.add("field", "type=top"), graph.add("buffersink")).configure()
+    graph.link_nodes(source, *(graph.add(*each) for each in filters), graph.add("buffersink")).configure()
     graph.vpush(frame)
     return graph.vpull()
 
@@ -36,11 +42,24 @@ def orientation(frame: VideoFrame) -> tuple[int, bool]:
     """What puts a frame upright: degrees clockwise, 0, 90, 180 or 270, and whether it is turned upside down before, as
     those of front cameras are, which are mirrored. A matrix without an angle turns nothing."""
     clockwise = round(-frame.rotation / 90) % 4 * 90 if -180 <= frame.rotation <= 180 else 0
-    with suppress(KeyError, ValueError):  # it has no matrix, or something else besides that PyAV does not know
-        found: Any = frame.side_data
-        matrix = np.frombuffer(found["DISPLAYMATRIX"], dtype=np.int32).astype(np.int64)
-        return clockwise, bool(matrix[0] * matrix[4] < matrix[1] * matrix[3])
-    return clockwise, False
+    found = _beside(frame)
+    if "DISPLAYMATRIX" not in found:
+        return clockwise, False
+    matrix = np.frombuffer(found["DISPLAYMATRIX"], dtype=np.int32).astype(np.int64)
+    return clockwise, bool(matrix[0] * matrix[4] < matrix[1] * matrix[3])
+
+
+_NOT_KNOWN = sorted(set(range(64)) - {kind.value for kind in Type})
+"""Kinds of what comes with a frame that PyAV has no name for. One of them, such as the EXIF of a JPEG, and it tells of
+none."""
+
+
+def _beside(frame: VideoFrame) -> Any:
+    """What comes with a frame, as far as PyAV knows it, by name."""
+    try:
+        return frame.side_data
+    except ValueError:
+        return _filtered(frame, [("sidedata", f"mode=delete:type={kind}") for kind in _NOT_KNOWN]).side_data
 
 
 # -- shape ------------------------------------------------------------------------------------------------------------

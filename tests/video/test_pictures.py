@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import struct
 import tempfile
 from collections.abc import Callable
 from fractions import Fraction
@@ -22,6 +23,7 @@ from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.pictures import MOST_STRETCH, WHITE_NITS, shown_size
 from slipstream.video.pool import DecodePool
 from tests.support.media import index_picture, read_index, turned_mp4
+from tests.support.written_clips import make_avi
 
 WIDTH, HEIGHT = 64, 48
 PQ, HLG, BT2020, BT709 = 16, 18, 9, 1
@@ -132,6 +134,39 @@ def test_mirrored_pictures_are_shown_as_players_show_them(
     for frame, wanted in zip(video.frames, sample(stored).frames, strict=True):
         np.testing.assert_array_equal(frame, upright(wanted))
     np.testing.assert_array_equal(confined(turned), video.frames)
+
+
+def with_exif(jpeg: bytes, orientation: int) -> bytes:
+    """The same picture as a camera has it, which says how to turn it."""
+    exif = b"Exif\0\0II*\0" + struct.pack("<IHHHIII", 8, 1, 0x0112, 3, 1, orientation, 0)
+    return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + jpeg[2:]
+
+
+@pytest.mark.parametrize(
+    ("orientation", "upright"),
+    [
+        (1, lambda stored: stored),
+        (2, lambda stored: stored[:, ::-1]),
+        (3, lambda stored: stored[::-1, ::-1]),
+        (4, lambda stored: stored[::-1]),
+        (5, lambda stored: stored.swapaxes(0, 1)),
+        (6, lambda stored: stored[::-1].swapaxes(0, 1)),
+        (7, lambda stored: stored[::-1, ::-1].swapaxes(0, 1)),
+        (8, lambda stored: stored[:, ::-1].swapaxes(0, 1)),
+    ],
+)
+def test_photographs_are_upright_as_they_say(
+    orientation: int, upright: Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
+) -> None:
+    """PyAV has no name for the EXIF that comes with such a frame."""
+    stored = encoded("mjpeg", lambda index: index_picture(0x1235 + index, WIDTH, HEIGHT), "avi", "yuvj420p")
+    with av.open(io.BytesIO(stored)) as opened:
+        pictures = [bytes(packet) for packet in opened.demux(video=0) if packet.size]
+    turned = make_avi("MJPG", [with_exif(picture, orientation) for picture in pictures])
+    for frame, wanted in zip(sample(turned).frames, sample(stored).frames, strict=True):
+        np.testing.assert_array_equal(frame, upright(wanted))
+    if orientation == 5:
+        np.testing.assert_array_equal(confined(turned), sample(turned).frames)
 
 
 # -- shape ------------------------------------------------------------------------------------------------------------
