@@ -309,6 +309,8 @@ def _pick_stream(container: InputContainer, limits: DecodeLimits) -> VideoStream
         kinds = ", ".join(sorted({"a picture" if _is_attached(s) else s.type for s in container.streams})) or "nothing"
         raise UnreadableVideo(f"the file has no video stream, only: {kinds}; send a file with pictures")
     stream = max(streams, key=lambda s: (bool(s.disposition & Disposition.default), -s.index))
+    if stream.disposition & Disposition.dependent:  # each tile is a stream, and none of them is the picture
+        raise UnreadableVideo("the file is a picture in tiles, such as a telephone's HEIC, and no video; send a video")
     codec = stream.codec_context.name if stream.codec_context else "unknown"
     if codec not in CODECS[limits.formats]:
         raise refused("codec", codec, limits.formats)

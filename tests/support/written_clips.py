@@ -249,6 +249,47 @@ def _chunk(kind: bytes, body: bytes) -> bytes:
     return kind + struct.pack("<I", len(body)) + body + bytes(len(body) % 2)
 
 
+# -- HEIF -------------------------------------------------------------------------------------------------------------
+
+
+def tiled_picture(tiles: Sequence[bytes]) -> bytes:
+    """JPEGs side by side as one picture, the way that telephones write large ones."""
+    grid = len(tiles) + 1
+    kinds = [(number, b"jpeg") for number in range(1, grid)] + [(grid, b"grid")]
+    infos = [_box(b"infe", b"\2\0\0\0", struct.pack(">2H4s", number, 0, kind), b"\0") for number, kind in kinds]
+    sizes = [_box(b"ispe", _PLAIN, struct.pack(">2I", width, HEIGHT)) for width in (WIDTH, WIDTH * len(tiles))]
+    has_size = [struct.pack(">H2B", number, 1, 1 + (number == grid)) for number in range(1, grid + 1)]
+    facts = [
+        _box(b"hdlr", bytes(8), b"pict", bytes(13)),
+        _box(b"pitm", _PLAIN, struct.pack(">H", grid)),
+        _box(b"iinf", _PLAIN, struct.pack(">H", grid), *infos),
+        _box(b"iref", _PLAIN, _box(b"dimg", struct.pack(f">{grid + 1}H", grid, len(tiles), *range(1, grid)))),
+        _box(b"iprp", _box(b"ipco", *sizes), _box(b"ipma", _PLAIN, struct.pack(">I", grid), *has_size)),
+        _box(b"idat", struct.pack(">4B2H", 0, 0, 0, len(tiles) - 1, WIDTH * len(tiles), HEIGHT)),
+    ]
+    head = _box(b"ftyp", b"mif1", _PLAIN, b"mif1heic")
+    meta = _box(b"meta", _PLAIN, *facts, _places(tiles, 0))
+    return head + _box(b"meta", _PLAIN, *facts, _places(tiles, len(head + meta) + 8)) + _box(b"mdat", *tiles)
+
+
+_PLAIN = bytes(4)
+"""Version and flags of a box."""
+
+
+def _places(tiles: Sequence[bytes], start: int) -> bytes:
+    """Where each tile lies, from the file's `start` on, and the layout, which is the whole `idat`."""
+    starts = [start + sum(map(len, tiles[:number])) for number in range(len(tiles))]
+    items = [(number, 0, 0, 1, at, len(tile)) for number, (at, tile) in enumerate(zip(starts, tiles, strict=True), 1)]
+    items.append((len(tiles) + 1, 1, 0, 1, 0, 8))
+    count = struct.pack(">H", len(items))
+    return _box(b"iloc", b"\1\0\0\0\x44\0", count, *(struct.pack(">4H2I", *item) for item in items))
+
+
+def _box(kind: bytes, *parts: bytes) -> bytes:
+    body = b"".join(parts)
+    return struct.pack(">I", len(body) + 8) + kind + body
+
+
 # -- clips ------------------------------------------------------------------------------------------------------------
 
 

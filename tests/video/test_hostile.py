@@ -28,6 +28,7 @@ from tests.support.media import (
     read_index,
 )
 from tests.support.variants import some
+from tests.support.written_clips import tiled_picture
 
 LIMITS = DecodeLimits()
 CLIP = ClipSpec(even_times_ms(100), codec_options={"g": "12"})
@@ -75,6 +76,14 @@ def test_sound_only_and_missing_index_are_named() -> None:
         sample(make_sound(has_cover=True))
     with pytest.raises(UnreadableVideo, match="moov"):
         sample(without_index(make_clip(CLIP)))
+
+
+def test_a_picture_in_tiles_is_not_taken_for_a_video_of_its_first_one() -> None:
+    clip = make_clip(ClipSpec(even_times_ms(3), container="avi", codec="mjpeg", pix_fmt="yuvj420p"))
+    with av.open(io.BytesIO(clip)) as opened:
+        tiles = [bytes(packet) for packet in opened.demux(video=0) if packet.size]
+    with pytest.raises(UnreadableVideo, match="a picture in tiles"):
+        sample(tiled_picture(tiles))
 
 
 def test_a_codec_outside_the_list_is_named() -> None:
