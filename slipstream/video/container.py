@@ -238,6 +238,14 @@ class OpenVideo:
     clock: RunningClock
     """What the packets are shown by."""
 
+    @property
+    def stated_s(self) -> float:
+        """How long the file says that it is; of the stream alone where it tells that, as sound may be longer."""
+        stream, whole_s = self.stream, (self.container.duration or 0) / 1e6
+        if stream.duration is None or stream.time_base is None:
+            return whole_s
+        return min(float(stream.duration * stream.time_base), whole_s)
+
     def packets(self, damage: DamageCount) -> Iterator["Packet[VideoStream]"]:
         """The stream's packets in decode order. An unreadable one is counted and reading goes on behind it."""
         self.clock.begin()

@@ -274,8 +274,7 @@ def sample_video(
     damage = DamageCount(limits.max_corrupt_packets)
     with open_video(source, limits, watch, counts_on=True) as video:
         packets = read_packet_times(video, limits, damage)
-        stated_s = (video.container.duration or 0) / 1e6
-        is_cut = video.is_cut
+        stated_s, is_cut = video.stated_s, video.is_cut
         codec = video.stream.codec_context.codec.canonical_name
     duration_s = packets.end_s()
     num_frames = num_sampled(duration_s, num_frames, fps)
@@ -388,7 +387,7 @@ def warn_cut_off(is_cut: bool, stated_s: float, packets: PacketTimes) -> list[st
     start_s = max(packets.seconds_of_origin(), 0.0)  # some containers state the time of the end, and no length
     if stated_s <= start_s + duration_s + _DURATION_SLACK_S:
         return []
-    return [f"the file states {stated_s:.1f} s of video, but its frames end at {duration_s:.1f} s"]
+    return [f"the file states {stated_s:.1f} s, but its frames end at {duration_s:.1f} s"]
 
 
 def warn_few(num_frames: int, num_kept: int) -> list[str]:

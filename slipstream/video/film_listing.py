@@ -25,7 +25,7 @@ class Listing:
     """What could not be read."""
     codec: str
     stated_s: float
-    """How long the container says that the film is."""
+    """How long the file says that the film is."""
     is_cut: bool
     """Whether the file visibly ends too early."""
     extents: PacketExtents | None
@@ -37,10 +37,9 @@ def list_film(source: Source, limits: DecodeLimits, watch: Watch) -> Listing:
     damage = FilmDamage(limits.max_corrupt_packets)
     with open_video(source, limits, watch) as video:
         packets = read_packet_times(video, limits, damage)
-        stated_s = (video.container.duration or 0) / 1e6
         codec = video.stream.codec_context.codec.canonical_name
         extents = source.packets if isinstance(source, RangedReader) else None
-        return Listing(packets, damage, codec, stated_s, video.is_cut, extents)
+        return Listing(packets, damage, codec, video.stated_s, video.is_cut, extents)
 
 
 ListFilm = Callable[[Source, DecodeLimits, Watch], Listing]
