@@ -18,7 +18,7 @@ def read_packet_times(video: OpenVideo, limits: DecodeLimits, damage: DamageCoun
     """Read every packet once, without decoding: container headers lie about duration, frame count and rate.
 
     Packets before the first key packet cannot be decoded and do not count as shown, nor do those that an edit list
-    hides. Raises UnreadableVideo when nothing is shown, LimitExceeded when the clip is too long.
+    hides. Raises UnreadableVideo when nothing is shown or it is encrypted, LimitExceeded when the clip is too long.
     """
     pts, keys, shown = array("q"), bytearray(), bytearray()
     last_duration, is_timed = 0, False
@@ -28,6 +28,8 @@ def read_packet_times(video: OpenVideo, limits: DecodeLimits, damage: DamageCoun
         damage.at(len(pts))
         if len(pts) == limits.max_packets:
             raise LimitExceeded(f"the video has more than {limits.max_packets} packets; cut it into shorter pieces")
+        if packet.is_keyframe and packet.has_sidedata("encryption_info"):  # the beginning may be free to see
+            raise UnreadableVideo("the video is encrypted, as copy-protected ones (DRM) are; send one that is not")
         ticks = packet.pts if packet.pts is not None else packet.dts
         pts.append(ticks or 0)
         keys.append(packet.is_keyframe)

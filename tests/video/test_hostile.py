@@ -78,6 +78,15 @@ def test_sound_only_and_missing_index_are_named() -> None:
         sample(without_index(make_clip(CLIP)))
 
 
+@pytest.mark.parametrize("codec", ["libx264", "libvpx-vp9"])
+def test_an_encrypted_video_is_not_called_damaged(codec: str) -> None:
+    locked = {"encryption_scheme": "cenc-aes-ctr", "encryption_key": "76" * 16, "encryption_kid": "a7" * 16}
+    for more in ({}, {"movflags": "frag_keyframe+empty_moov"}):
+        clip = make_clip(ClipSpec(even_times_ms(12), codec=codec, container_options=locked | more))
+        with pytest.raises(UnreadableVideo, match="is encrypted"):
+            sample(clip)
+
+
 def test_a_picture_in_tiles_is_not_taken_for_a_video_of_its_first_one() -> None:
     clip = make_clip(ClipSpec(even_times_ms(3), container="avi", codec="mjpeg", pix_fmt="yuvj420p"))
     with av.open(io.BytesIO(clip)) as opened:
