@@ -43,6 +43,16 @@ def test_what_was_spared_need_not_be_said_again_and_neither_what_was_made_of_it(
     assert verdicts(made, again) == {"segment 0": AuditOutcome.SAME, "segment 1": AuditOutcome.SKIPPED}
 
 
+def test_a_summary_of_other_segments_need_not_be_said_again() -> None:
+    torn = {"error": "torn"}
+    same, failed, skipped = AuditOutcome.SAME, AuditOutcome.FAILED, AuditOutcome.SKIPPED
+    whole, part = record(answer("x"), answer("y"), summary="z"), record(answer("x"), torn, summary="of x")
+    assert verdicts(part, whole) == {"segment 0": same, "the summary": skipped}
+    assert verdicts(whole, part) == {"segment 0": same, "segment 1": failed, "the summary": skipped}
+    without = record(answer("x"), answer("y")) | {"summary": torn}
+    assert verdicts(whole, without) == {"segment 0": same, "segment 1": same, "the summary": failed}
+
+
 def test_a_replay_spares_nothing() -> None:
     claim = claim_of(record(answer("x"), duplicates="share", skip_marked="black", prompts=["p", "q"]))
     assert claim is not None
