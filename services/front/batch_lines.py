@@ -40,7 +40,7 @@ from slipstream.services.front.file_store import FileStore
 from slipstream.services.front.frames import frame_windows, write_avi
 from slipstream.services.front.gateways import short_name
 from slipstream.services.front.json_body import JsonBody, Media, Window
-from slipstream.services.front.sources import is_document, is_picture
+from slipstream.services.front.sources import BEGINNING_BYTES, is_document, is_picture
 
 ENDPOINT = "/v1/chat/completions"
 MAX_ID_CHARS = 256
@@ -199,7 +199,7 @@ class ItemMaker:
         if isinstance(source, StoredFile):
             stored = self.files.path(self.owner, source.file_id)
             with stored.open("rb") as file:
-                beginning = file.read(16)
+                beginning = file.read(BEGINNING_BYTES)
                 is_paper = is_document(medium, beginning, self.info)
                 if is_picture(medium, beginning) and not is_paper:
                     _write_video([Window(file, 0, file.seek(0, os.SEEK_END))], medium, path)
@@ -208,7 +208,7 @@ class ItemMaker:
             return str(path), _kind(is_paper)
         assert isinstance(source, Media)
         window = line.json.window(source.start, source.end)
-        beginning = window.read(16)
+        beginning = window.read(BEGINNING_BYTES)
         is_paper = is_document(medium, beginning, self.info)
         window.seek(0)
         if medium.kind is MediumKind.FRAMES or (is_picture(medium, beginning) and not is_paper):

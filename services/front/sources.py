@@ -23,8 +23,10 @@ from slipstream.services.front.json_body import IN_MEMORY_BYTES, JsonBody, Media
 
 PICTURES = re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|RIFF.{4}WEBP", re.DOTALL)
 """How those begin that can be frames of a video."""
-DOCUMENTS = (b"%PDF", b"II*\0", b"MM\0*")
-"""How a PDF and a TIFF begin."""
+DOCUMENTS = re.compile(rb"\A(?:II[*+]\0|MM\0[*+])|%PDF-")
+"""How a TIFF begins, and what a PDF has somewhere in its beginning: other bytes may stand before it."""
+BEGINNING_BYTES = 1024
+"""Of a medium, by which its kind is told; a reader looks as far for a PDF's mark."""
 DOCUMENT_ENDINGS = tuple(map(str.encode, DOCUMENT_EXTENSIONS))
 
 
@@ -79,14 +81,14 @@ class Sources:
             return await self._frames(medium, frame_windows(body.spool, medium.frames or (source,)), exits)
         if isinstance(source, Media):
             window = body.window(source.start, source.end)
-            beginning = await asyncio.to_thread(window.read, 16)
+            beginning = await asyncio.to_thread(window.read, BEGINNING_BYTES)
             is_paper = is_document(medium, beginning, info)
             if is_picture(medium, beginning) and not is_paper:
                 return await self._frames(medium, [window], exits)
             window.seek(0)
             return Opened(window, is_paper, MediaFacts(source.sha256, source.num_bytes))
         file = await self._file(medium, owner, exits)
-        beginning = await asyncio.to_thread(file.read, 16)
+        beginning = await asyncio.to_thread(file.read, BEGINNING_BYTES)
         is_paper = is_document(medium, beginning, info)
         if is_picture(medium, beginning) and not is_paper:
             end = await asyncio.to_thread(file.seek, 0, os.SEEK_END)
@@ -151,7 +153,7 @@ def is_document(medium: Medium, beginning: bytes, info: GatewayInfo) -> bool:
         return False
     if is_picture(medium, beginning):
         return info.reads_documents
-    is_paper = beginning.startswith(DOCUMENTS) or beginning.endswith(DOCUMENT_ENDINGS)
+    is_paper = bool(DOCUMENTS.search(beginning)) or beginning.endswith(DOCUMENT_ENDINGS)
     if is_paper and not info.reads_documents:
         raise _no_reader(medium)
     return is_paper

@@ -1,5 +1,6 @@
 """A batch's requests as they are read, and what they are about, where gateways can open it."""
 
+import base64
 import errno
 import io
 import json
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.archive.messages import BatchItem
+from slipstream.archive.messages import BatchItem, JobKind
 from slipstream.service_info import GatewayInfo
 from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.batch_lines import BadLine, BatchLine, ItemMaker, read_lines
@@ -117,3 +118,15 @@ def test_a_picture_that_was_uploaded_is_a_video_where_nobody_reads_it(
         assert video.read_bytes()[8:12] == b"AVI "
     (page,) = sources_of(files, tmp_path / "b", 1, data, reads_documents=True)
     assert page.read_bytes() == data
+
+
+def test_a_document_is_told_by_its_mark_which_other_bytes_may_stand_before(files: FileStore, tmp_path: Path) -> None:
+    pdf = BOM_UTF8 + b"%PDF-1.7"
+    with files.new("") as file:
+        file.write(pdf)
+        kept = file.keep(new_file_id(), "a.pdf", "user_data", None)
+    maker = ItemMaker(GatewayInfo(reads_documents=True), MODEL, "", files, tmp_path / "media")
+    by_value = {"file_data": "data:application/pdf;base64," + base64.b64encode(pdf).decode()}
+    for number, said in enumerate(({"file_id": kept.file_id}, by_value), 1):
+        item = item_of(maker, number, {"type": "file", "file": said})
+        assert item.kind is JobKind.DOCUMENT and Path(item.source).read_bytes() == pdf

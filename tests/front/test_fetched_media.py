@@ -4,6 +4,7 @@ room."""
 import errno
 import io
 import tempfile
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -65,6 +66,25 @@ async def test_a_picture_that_nobody_reads_is_a_video_of_one_frame(kind: MediumK
             data = video.read()
             assert not opened.is_document and data[:4] == b"RIFF" and picture in data
     assert not spooled.used
+
+
+BEGINNINGS = [*(before + b"%PDF-1.7" for before in (b"", b"\r\n", BOM_UTF8, b"x" * 1019)), b"II*\0", b"MM\0*", b"II+\0"]
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+async def test_what_a_reader_opens_is_a_document(beginning: bytes) -> None:
+    async def fetch(source: str, sink: Any, /) -> None:
+        await sink.write(beginning + bytes(100))
+
+    sources = Sources(fetch, None, 10**6, Places("spooled_bytes", 10**6))
+    medium = replace(MEDIUM, kind=MediumKind.FILE)
+    with JsonBody(10**6, 10**6) as body:
+        async with sources.opened(medium, body, GatewayInfo(reads_documents=True), "") as opened:
+            video: Any = opened.video
+            assert opened.is_document and video.read() == beginning + bytes(100)
+        with pytest.raises(ApiError, match="reader"):
+            async with sources.opened(medium, body, GatewayInfo(), ""):
+                pass
 
 
 @pytest.mark.parametrize(("room", "refusal"), [(10**6, LimitExceeded), (2500, Overloaded)])
