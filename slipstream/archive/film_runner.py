@@ -138,7 +138,7 @@ class FilmRunner:
             content = _FilmFile(*await media.digest(file))
             check_digest(job.sha256, content.sha256)
             target, draft = models_of(self._captioner.peers)
-            parts = PartKeeper(self._queue, lease, NAMES, progress)
+            parts = PartKeeper(self._queue, lease, _names(plan), progress)
             run = _Run(lease, options, plan, content, target, draft, parts)
             await parts.open(run.key)
             if not parts.state.total:
@@ -298,6 +298,12 @@ def _ended(decoded: DecodedSegment, room: asyncio.Semaphore) -> None:
     if decoded.video is not None:
         decoded.video.close()
     room.release()
+
+
+def _names(plan: CaptionPlan) -> PartNames:
+    """Where each answer is a part, or the summary is one, there are more parts than segments."""
+    is_segments = len(plan.options.questions) == 1 and not plan.options.get("summary", False)
+    return NAMES if is_segments else replace(NAMES, counted="part")
 
 
 def _numbering(plan: CaptionPlan, film: Film) -> FilmParts:

@@ -28,6 +28,8 @@ class PartNames:
     part: str
     cure: str
     """What to do about a job whose parts take too much room."""
+    counted: str = ""
+    """What all parts together are a number of, where that is no number of `part`."""
 
 
 class PartKeeper:
@@ -65,7 +67,7 @@ class PartKeeper:
                 f" {self._queue.policy.parts.max_job_bytes} bytes that a job may keep; {names.cure}"
             )
         self.state = replace(self.state, done=(*self.state.done, number))
-        self._progress(f"{names.part} {len(self.state.done)}/{self.state.total}")
+        self._progress(f"{names.counted or names.part} {len(self.state.done)}/{self.state.total}")
         get_logger().info("part.kept", part=number, answer=answer, num_bytes=len(data), **{names.part: named})
 
     async def find_note(self, name: str) -> bytes | None:

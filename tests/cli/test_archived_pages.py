@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.cli.app import run
+from slipstream.rpc.v1 import archive_pb2
 from tests.cli.fake_archive import FakeArchive
 
 PAGES = ["Page 1\x1b.", "Page 2\x1b.", "Page 3\x1b."]
@@ -38,6 +39,10 @@ def test_status_says_how_many_pages_are_read(
     assert ask(archive, "status", batch, "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["parts_done"], document["parts_total"], document["problems"][0]["parts_done"]) == (5, 6, 2)
+    (found,) = archive.batches.values()
+    found.jobs["torn.pdf"].kind = archive_pb2.JOB_KIND_FILM
+    assert ask(archive, "status", batch) == 0
+    assert capsys.readouterr().out.endswith(" (2 of 3 parts are kept)\n"), "a segment has a part for each prompt"
 
 
 def test_lines_carry_the_pages(archive: FakeArchive, batch: str, tmp_path: Path) -> None:

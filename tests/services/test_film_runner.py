@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -53,6 +53,13 @@ async def test_every_segment_is_a_part_with_times_text_and_receipt() -> None:
     (record,), _ = await world.queue.list_jobs("batch")
     job = job_of(record)
     assert (job.kind, job.parts_done, job.parts_total, job.error) == (JobKind.FILM, SEGMENTS, SEGMENTS, "")
+
+
+@pytest.mark.parametrize(("options", "total"), [({"prompts": ["p", "q"]}, 2 * SEGMENTS), (SUMMED_UP, SEGMENTS + 1)])
+async def test_where_parts_are_no_segments_they_are_told_as_parts(options: dict[str, Any], total: int) -> None:
+    world = World()
+    assert (await world.ended(await world.submit(**options))).state is JobState.DONE
+    assert world.progress == [f"part {n}/{total}" for n in range(1, total + 1)]
 
 
 @pytest.mark.parametrize("is_up", [True, False])

@@ -58,7 +58,7 @@ def status_command(
         return
     typer.echo(f"{printable(found.batch_id)} {found.state}: {describe(found, overall(found))}")
     for job in problems:
-        parts = "segments" if job.kind is JobKind.FILM else "pages"
+        parts = "parts" if job.kind is JobKind.FILM else "pages"
         kept = f" ({job.parts_done} of {job.parts_total} {parts} are kept)" if job.parts_done else ""
         typer.echo(f"  {job.state} {_one_line(job.custom_id)}: {_one_line(job.error)}{kept}")
 
