@@ -198,7 +198,7 @@ class FilmRunner:
                 made = await self._make_sparingly(run, prompt, replace(decoded, segment=segment))
             caption = made.caption
             run.earlier.add(prompt, caption)
-            if segment.number == segment.prompt == 0:  # the job as a whole has no place for them
+            if _is_first(segment):
                 video = replace(caption.video, warnings=(*film.warnings, *caption.video.warnings))
                 caption = replace(caption, video=video)
             await self._keep(run, numbering, segment, made.plan, caption)
@@ -277,7 +277,8 @@ class FilmRunner:
             segment = run.failed.pop()
             for number in range(numbering.num_prompts):
                 failed = replace(segment, prompt=number)
-                part = JobPart(numbering.number(failed), segment=failed, error=segment.error)
+                error = "; ".join((segment.error, *film.warnings)) if _is_first(failed) else segment.error
+                part = JobPart(numbering.number(failed), segment=failed, error=error)
                 await run.parts.keep(part.number, segment.number, write_part(part), {})
 
 
@@ -291,6 +292,11 @@ async def _once(parts: PartKeeper, prompt: str, make: Callable[[], Awaitable[Cap
     made = await make()
     await parts.keep_note(prompt, write_part(JobPart(0, caption=made)))
     return made
+
+
+def _is_first(segment: Segment) -> bool:
+    """Whether what is to be said of the film is said with this part: the job as a whole has no place for it."""
+    return segment.number == segment.prompt == 0
 
 
 def _ended(decoded: DecodedSegment, room: asyncio.Semaphore) -> None:

@@ -89,7 +89,8 @@ async def test_what_cannot_be_decoded_is_marked_and_the_rest_goes_on() -> None:
     world = World()
     world.media.torn, world.media.refused = {0, 3}, {4: LimitExceeded("it took too long")}
     assert (await world.ended(await world.submit())).state is JobState.DONE
-    assert await world.texts() == ["torn", *WHOLE[1:3], "torn", "it took too long", *WHOLE[5:]]
+    torn = "torn; cut off"  # what is to be said of the film stands with its first part
+    assert await world.texts() == [torn, *WHOLE[1:3], "torn", "it took too long", *WHOLE[5:]]
     assert [part.segment and part.segment.error for part in await world.parts()][3:5] == ["torn", "it took too long"]
     assert world.media.asked == [[0, 1], [2, 3], [4, 5], [4], [5], [6]], "what fails together is tried apart"
 
@@ -175,7 +176,7 @@ async def test_what_keeps_segments_from_being_decoded_costs_none_that_has_begun(
     world.models.lasts.set()
     with pytest.raises((RetryLater, Overloaded), match=str(error)):
         await running
-    assert await world.texts() == ["torn", "text 1"] and not world.media.num_open
+    assert await world.texts() == ["torn; cut off", "text 1"] and not world.media.num_open
     assert await world.queue.retry(lease, "again", 0.0)
     world.media.refused = {}
     assert (await world.ended(await world.take())).state is JobState.DONE
