@@ -32,6 +32,8 @@ which looks Latin to it, 0.83; printed words 0.97 and more, blurred beyond what 
 CUT = "the page holds more text than is taken; the rest was left out"
 EDGE = 0.12
 """Share of the page's height in which running heads and feet begin and end."""
+GROUND = 0.75
+"""Share of the page from which a figure with words on it is their background, as that of a slide, and no figure."""
 _MARGINS = frozenset({RegionKind.HEADER, RegionKind.FOOTER})
 """A page that has nothing but these has a body that looks like one of them."""
 _WITH_TEXT = frozenset(RegionKind) - {RegionKind.FIGURE, RegionKind.TABLE, RegionKind.FORMULA}
@@ -77,7 +79,7 @@ def read_page(
         lines = reads.lines(picture)
         if _is_unsure(lines):
             return [], [*warnings, UNSURE]
-        regions = make_regions(zones, lines, Origin.OCR)
+        regions = make_regions(_without_ground(zones, lines, picture), lines, Origin.OCR)
     if {region.kind for region in regions if region.text} <= _MARGINS:
         regions = [replace(region, kind=RegionKind.TEXT) if region.text else region for region in regions]
     if not any(region.text for region in regions):
@@ -98,10 +100,23 @@ def _in_place(zone: Zone, height: int) -> Zone:
     return replace(zone, kind=RegionKind.TEXT) if is_off_head or is_off_foot else zone
 
 
+def _without_ground(zones: Sequence[Zone], lines: Sequence[TextLine], picture: Picture) -> list[Zone]:
+    """Words within a figure are left out, which on a dark page would be all: layouts take such a page for a figure."""
+    least = GROUND * picture.shape[0] * picture.shape[1]
+    return [
+        zone
+        for zone in zones
+        if zone.kind is not RegionKind.FIGURE
+        or zone.box.area < least
+        or not any(2 * zone.box.common(line.box) > line.box.area for line in lines)
+    ]
+
+
 def _with_gaps_read(
     picture: Picture, layer: Sequence[TextLine], zones: Sequence[Zone], reads: Reads, *, ocr: bool
 ) -> list[Region]:
     """The layer's regions, and by OCR those that look like text and are not in the layer: stamps, scanned parts."""
+    zones = _without_ground(zones, layer, picture)
     empty = [zone for zone in zones if zone.kind in _WITH_TEXT and not any(zone.box.common(line.box) for line in layer)]
     if not empty or not ocr:
         return make_regions(zones, layer, Origin.TEXT_LAYER)

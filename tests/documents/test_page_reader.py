@@ -49,6 +49,20 @@ class FakeEyes:
         return char.isascii()
 
 
+@pytest.mark.parametrize("has_layer", [True, False])
+def test_words_on_a_page_that_is_taken_for_a_figure_are_its_text(has_layer: bool) -> None:
+    """As those of a slide with a dark background."""
+    ground = Zone(Box(0, 30, 800, 960), RegionKind.FIGURE, 0.8)
+    title = Zone(Box(40, 190, 360, 230), RegionKind.HEADING, 0.7)
+    eyes, layer = FakeEyes(parts=[ground, title]), lines_of(SHOWN) if has_layer else []
+    regions, warnings = read_page(PAGE, layer, eyes)
+    assert [region.kind for region in regions] == [RegionKind.HEADING, RegionKind.TEXT] and not warnings
+    assert [region.text for region in regions] == [SHOWN[0], "\n".join(SHOWN[1:])]
+    eyes = FakeEyes(shown=[], parts=[ground])
+    regions, warnings = read_page(PAGE, [], eyes)
+    assert [region.kind for region in regions] == [RegionKind.FIGURE] and warnings == [NO_TEXT]
+
+
 def test_a_layer_that_is_what_the_page_shows_is_taken_without_reading_the_page() -> None:
     eyes = FakeEyes()
     noisy = [text.replace("e", "é").upper() for text in SHOWN]
