@@ -36,7 +36,7 @@ class TimedText:
     @classmethod
     def of(cls, segment: Segment, captions: Sequence[Caption]) -> "TimedText":
         """Of a segment: the answers to all of its prompts."""
-        said = " ".join(" ".join(caption.text.split()) for caption in captions)
+        said = " ".join(word for caption in captions for word in caption.text.split())
         return cls(segment.start_s, segment.end_s, said, sum(caption.num_tokens for caption in captions))
 
     @property

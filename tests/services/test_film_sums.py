@@ -12,7 +12,7 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.film_summary import TimedText, in_groups, sum_up
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.errors import LimitExceeded, UnreadableVideo
-from slipstream.messages import Caption
+from slipstream.messages import Caption, Segment
 from slipstream.options import CaptionOptions
 from slipstream.speculation.protocol import FinishReason
 
@@ -82,3 +82,10 @@ def test_segments_without_a_text_count_for_nothing() -> None:
         asyncio.run(sum_up(PLAN, [silent], 4000, target.answer))
     with pytest.raises(LimitExceeded, match="no room for two captions"):
         asyncio.run(sum_up(PLAN, [spoken, spoken], 300, target.answer))
+
+
+def test_a_segment_has_no_text_where_no_prompt_has_an_answer() -> None:
+    """As of a black one that was left out: a summary of nothing would be made up."""
+    segment, empty, spoken = Segment(0, 0.0, 1.0), Caption("", 0, None), Caption(" a\n dog", 2, None)
+    assert [TimedText.of(segment, said).text for said in ([empty], [empty, empty])] == ["", ""]
+    assert TimedText.of(segment, [empty, spoken, empty, spoken]).text == "a dog a dog"
