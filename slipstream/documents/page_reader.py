@@ -36,7 +36,7 @@ GROUND = 0.75
 """Share of the page from which a figure with words on it is their background, as that of a slide, and no figure."""
 _MARGINS = frozenset({RegionKind.HEADER, RegionKind.FOOTER})
 """A page that has nothing but these has a body that looks like one of them."""
-_WITH_TEXT = frozenset(RegionKind) - {RegionKind.FIGURE, RegionKind.TABLE, RegionKind.FORMULA}
+_WITH_TEXT = frozenset(RegionKind) - {RegionKind.FIGURE, RegionKind.FORMULA}
 
 
 class Reads(Protocol):
@@ -65,7 +65,7 @@ def read_page(
     zones = [_in_place(zone, picture.shape[0]) for zone in reads.zones(picture)]
     warnings: list[str] = []
     regions: list[Region] | None = None
-    if layer:
+    if layer and not (ocr and _is_of_margins(layer, picture.shape[0])):
         verdict = judge_layer(layer, lambda line: reads.read_line(picture, line.box), reads.knows)
         if verdict is LayerVerdict.FAKE:
             warnings.append(FAKE_LAYER)
@@ -86,6 +86,11 @@ def read_page(
         warnings.append(NO_TEXT)
     bounded = _bounded(regions)
     return bounded, [*warnings, CUT] if len(bounded) < len(regions) else warnings
+
+
+def _is_of_margins(layer: Sequence[TextLine], height: int) -> bool:
+    """Whether a layer says nothing of the page's body: a stamp on a scan, or what a portal wrote below a paper."""
+    return all(line.box.bottom < EDGE * height or line.box.top > (1 - EDGE) * height for line in layer)
 
 
 def _is_unsure(lines: Sequence[TextLine]) -> bool:

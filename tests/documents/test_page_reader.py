@@ -109,6 +109,28 @@ def test_a_stamp_beside_a_genuine_layer_is_read() -> None:
     assert regions[1].text == "RECEIVED 1899" and eyes.num_full == 1
 
 
+def test_a_table_that_is_a_picture_beside_a_genuine_layer_is_read() -> None:
+    zone = Zone(Box(40, 490, 710, 740), RegionKind.TABLE, 1.0)
+    cells = [TextLine(Box(x, y, x + 50, y + 20), f"{x} {y}") for y in (500, 600, 700) for x in (50, 300, 600)]
+    regions, _ = read_page(PAGE, lines_of(SHOWN), FakeEyes(shown=[*lines_of(SHOWN), *cells], parts=[zone]))
+    assert [(region.kind, region.origin) for region in regions] == [
+        (RegionKind.TEXT, Origin.TEXT_LAYER),
+        (RegionKind.TABLE, Origin.OCR),
+    ]
+    assert regions[1].text.splitlines()[0] == "50 500\t300 500\t600 500"
+
+
+@pytest.mark.parametrize("parts", [[], [Zone(Box(40, 190, 360, 400), RegionKind.TABLE, 1.0)]], ids=["plain", "zones"])
+def test_a_scan_with_a_stamp_below_is_read(parts: list[Zone]) -> None:
+    """The stamp is a genuine layer, and says nothing of what is above it."""
+    stamp = TextLine(Box(500, 960, 700, 980), "CONFIDENTIAL ABC-000123")
+    eyes = FakeEyes(shown=[*lines_of(SHOWN), stamp], parts=parts)
+    regions, warnings = read_page(PAGE, [stamp], eyes)
+    assert [region.text for region in regions] == ["\n".join(SHOWN), stamp.text] and not warnings
+    regions, warnings = read_page(PAGE, [stamp], eyes, ocr=False)
+    assert [region.text for region in regions] == [stamp.text] and not warnings
+
+
 def test_a_page_without_text_is_an_empty_draft_with_a_warning() -> None:
     assert read_page(PAGE, [], FakeEyes(shown=[])) == ([], [NO_TEXT])
 
