@@ -112,8 +112,7 @@ def read_command(
 ) -> None:
     """Read documents: for each a Markdown with page marks, a JSON line a page, and HTML that shows where target and OCR
     differ. What the OCR reads is a hint for the target: it saves time, and never changes what the target reads."""
-    if len({path.stem for path in files}) < len(files):
-        raise InvalidConfig("two of the documents would have the same name in --output; read them one by one")
+    _check_names(files)
     of_targets = {"ocr": ocr != DocumentOptions.ocr, "stage": stage != DocumentOptions.stage, "gateway": bool(gateway)}
     of_targets |= {OPTIONS_BY_NAME[name].flag or name: True for name in options.given()}
     _check_who_reads(reader, ocr_only, of_targets)
@@ -143,6 +142,15 @@ def read_command(
             return await _Job(output, who, asyncio.Semaphore(jobs)).read_all(files)
 
     raise typer.Exit(run_async(run()))
+
+
+def _check_names(files: Sequence[Path]) -> None:
+    """Raises `InvalidConfig` for two documents of which one would be written over the other."""
+    known: dict[str, Path] = {}
+    for path in files:
+        if (other := known.setdefault(path.stem, path)) is not path:
+            both = f"{str(other)!r} and {str(path)!r}"
+            raise InvalidConfig(f"{both} would have the same name in --output; read one of them into another folder")
 
 
 def _check_who_reads(reader: str, ocr_only: bool, of_targets: Mapping[str, bool]) -> None:

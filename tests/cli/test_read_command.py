@@ -178,8 +178,9 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     for elsewhere in (["--gateway", "127.0.0.1:1"], ["--ocr-only"]):
         assert read(tmp_path / "a.pdf", "--output", tmp_path, *elsewhere, "--target", tmp_path) == 2
         assert f"leave them out, or {elsewhere[0]}" in capsys.readouterr().err
-    assert read(tmp_path / "a.pdf", tmp_path / "a.png", "--output", tmp_path, "--ocr-only") == 2
-    assert "same name" in capsys.readouterr().err
+    assert read(tmp_path / "a.pdf", tmp_path / "b.pdf", tmp_path / "a.png", "--output", tmp_path, "--ocr-only") == 2
+    both = f"'{tmp_path}/a.pdf' and '{tmp_path}/a.png' would have the same name"
+    assert f"{both} in --output; read one of them into another folder" in capsys.readouterr().err
     assert read(tmp_path / "a.pdf", "--output", tmp_path / "a.png", "--ocr-only") == 2
     assert "--output: cannot write" in capsys.readouterr().err
     assert read(tmp_path / "a.pdf", "--output", tmp_path, "--ocr-only", "--reader", "127.0.0.1:1") == 4
