@@ -202,6 +202,8 @@ async def test_results_of_a_bucket_are_made_again_for_an_audit(
     holder = record["parts"][1] if segments else record
     holder["text"] = "planted"
     holder["receipt"]["text_sha256"] = hashlib.sha256(b"planted").hexdigest()
+    if segments:
+        record["text"] = "\n\n".join(part["text"] for part in record["parts"])
     (tmp_path / "forged.jsonl").write_text(json.dumps(record) + "\n")
     status, findings = await audited(archive, objects, str(tmp_path / "forged.jsonl"))
     assert (status, findings[0]["verdict"], findings[0]["text"]) == (1, "differs", "planted"), findings
