@@ -23,7 +23,7 @@ RUN pip install ${PIP_NO_INDEX:+--no-index} --find-links /wheels --constraint /w
 COPY pyproject.toml README.md LICENSE ./
 COPY slipstream/__init__.py slipstream/
 RUN pip install ${PIP_NO_INDEX:+--no-index} --find-links /wheels --constraint /wheels/constraints.txt \
-        --no-build-isolation --editable '.[front,objects,parquet]'
+        --no-build-isolation --editable '.[front,objects,parquet,structured]'
 COPY models models
 COPY services services
 COPY slipstream slipstream

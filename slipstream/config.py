@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar, cast, get_type_hints
 from slipstream.errors import InvalidConfig, InvalidRequest
 
 PREFIX = "SLIPSTREAM"
+UINT32_MAX = 2**32 - 1
 Check = Callable[[Any], str | None]
 """Returns what is wrong with a value, or None."""
 ConfigT = TypeVar("ConfigT")
@@ -57,6 +58,26 @@ def check_text(name: str, value: object) -> None:
     if not isinstance(value, str):
         raise InvalidRequest(f"{name} must be text, not {value!r}")
     check_unicode(name, value)
+
+
+def check_kind(name: str, value: object, kind: type) -> None:
+    """Raises `InvalidRequest` for a value of another type; a whole number is a number, too."""
+    allowed = (int, float) if kind is float else (kind,)
+    if isinstance(value, bool) != (kind is bool) or not isinstance(value, allowed):
+        kinds = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+        raise InvalidRequest(f"{name} must be {kinds[kind]}, not {value!r}")
+
+
+def check_range(name: str, value: Any, low: float | None, high: float | None) -> None:
+    """Raises `InvalidRequest` for a number that is not finite or beyond a limit, where there is one."""
+    least, most = -math.inf if low is None else low, math.inf if high is None else high
+    if (low is None and high is None) or (least <= value <= most and math.isfinite(value)):
+        return
+    if low is None or high is None:
+        wanted = f"at least {low:g}" if high is None else f"at most {high:g}"
+    else:
+        wanted = f"at least {low:g}" if high >= UINT32_MAX and value < low else f"between {low:g} and {high:g}"
+    raise InvalidRequest(f"{name} must be {wanted}, not {value}")
 
 
 def between(low: float, high: float) -> Check:

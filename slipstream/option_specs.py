@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import UnionType
 from typing import Any, Final, Literal, get_args, get_origin
 
 Group = Literal["common", "sampling", "speculation", "baselines"]
@@ -84,11 +85,12 @@ def option(
 
 
 def spec_of(field: "dataclasses.Field[Any]", kind: Any) -> OptionSpec:
-    """The row of a field that is an `option`, of that type."""
+    """The row of a field that is an `option`, of that type; of several types, the one that is kept comes first."""
     repeated = get_origin(kind) is Sequence
+    has_parts = repeated or isinstance(kind, UnionType)
     row = dict(field.metadata)
     row["flag"] = field.name.replace("_", "-") if row["flag"] is None else row["flag"]
-    return OptionSpec(name=field.name, kind=get_args(kind)[0] if repeated else kind, repeated=repeated, **row)
+    return OptionSpec(name=field.name, kind=get_args(kind)[0] if has_parts else kind, repeated=repeated, **row)
 
 
 def keywords_help(specs: Iterable[OptionSpec], others: Mapping[str, str]) -> str:

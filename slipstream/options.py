@@ -7,12 +7,12 @@ from the fields of `CaptionOptions`; a test holds them to `gateway.proto`. A new
 import dataclasses
 import functools
 import inspect
-import math
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
-from slipstream.config import check_unicode
+from slipstream.config import UINT32_MAX, check_kind, check_range, check_unicode
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.option_specs import UNSET, OptionSpec, Receiver, keywords_help, spec_of
 from slipstream.option_specs import option as _option
@@ -23,7 +23,6 @@ from slipstream.speculation.pacing import POLICIES
 from slipstream.video.film_cuts import parse_segments
 from slipstream.video.marks import MARKS
 
-UINT32_MAX = 2**32 - 1
 SEED_MAX = 2**63 - 1
 MAX_FPS = 1000.0
 MAX_PREDICTION_BYTES = 1024**2
@@ -155,6 +154,13 @@ class CaptionOptions:
     stop: Sequence[str] = _option(
         "End before this text; there may be several.", "sampling", default="none", fallback=()
     )
+    json_schema: str | Mapping[str, Any] = _option(
+        "The text is JSON of this schema.", "common", default="none", is_file=True, fallback=""
+    )
+    regex: str = _option("The whole text matches this regular expression.", "common", default="none", fallback="")
+    choice: Sequence[str] = _option(
+        "The text is one of these; there are several.", "common", default="any text", fallback=()
+    )
     pruner: str = _option("Chooses the video tokens that the draft keeps.", to=("draft",), choices=PRUNERS)
     alpha: float = _option(
         "Share of the video tokens that the draft drops.",
@@ -225,8 +231,8 @@ class CaptionOptions:
 
     def __post_init__(self) -> None:
         for name, value in self.given().items():
-            if isinstance(value, list):
-                object.__setattr__(self, name, value := tuple(value))
+            if (frozen := _frozen(name, value)) is not value:
+                object.__setattr__(self, name, value := frozen)
             check_unicode(name, value)
             _check(OPTIONS_BY_NAME[name], value)
         _ = self.sampling  # checks those options together
@@ -238,11 +244,10 @@ class CaptionOptions:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> "CaptionOptions":
-        """From JSON or a manifest: names to values, lists for tuples. Raises `InvalidRequest`, also for a name that
-        there is not."""
+        """From JSON or a manifest: names to values. Raises `InvalidRequest`, also for a name that there is not."""
         if unknown := [name for name in values if name not in OPTIONS_BY_NAME]:
             raise InvalidRequest(f"{unknown[0]!r} is no option; known: {', '.join(OPTIONS_BY_NAME)}")
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})  # type: ignore[arg-type]
+        return cls(**values)  # type: ignore[arg-type]
 
     def given(self) -> dict[str, Any]:
         """The options that have a value, in the table's order."""
@@ -295,33 +300,24 @@ OPTIONS = tuple(spec_of(field, _KINDS[field.name]) for field in dataclasses.fiel
 OPTIONS_BY_NAME = {spec.name: spec for spec in OPTIONS}
 
 
+def _frozen(name: str, value: object) -> object:
+    """A list as a tuple, and a schema as its text where it is given as the object that it is."""
+    if name == "json_schema" and isinstance(value, Mapping):
+        try:
+            return json.dumps(dict(value), ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequest(f"json_schema is no JSON: {error}") from None
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _check(spec: OptionSpec, value: object) -> None:
     """Raises `InvalidRequest` for a value that no gateway would take. Limits of a server are the server's business,
     sampling options are checked by `SamplingParams`, and lists by what they are of."""
-    if spec.group == "sampling" or spec.repeated:
-        return
-    _check_type(spec, value)
-    if spec.choices and value not in spec.choices:
-        raise InvalidRequest(f"{spec.name} {value!r} is unknown; choose one of {', '.join(spec.choices)}")
-    _check_range(spec, value)
-
-
-def _check_type(spec: OptionSpec, value: object) -> None:
-    allowed = (int, float) if spec.kind is float else (spec.kind,)
-    if isinstance(value, bool) != (spec.kind is bool) or not isinstance(value, allowed):
-        kinds = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-        raise InvalidRequest(f"{spec.name} must be {kinds[spec.kind]}, not {value!r}")
-
-
-def _check_range(spec: OptionSpec, value: Any) -> None:
-    low, high = -math.inf if spec.low is None else spec.low, math.inf if spec.high is None else spec.high
-    if (spec.low is None and spec.high is None) or (low <= value <= high and math.isfinite(value)):
-        return
-    if spec.low is None or spec.high is None:
-        wanted = f"at least {low:g}" if spec.high is None else f"at most {high:g}"
-    else:
-        wanted = f"at least {low:g}" if high >= UINT32_MAX and value < low else f"between {low:g} and {high:g}"
-    raise InvalidRequest(f"{spec.name} must be {wanted}, not {value}")
+    if spec.group != "sampling" and not spec.repeated:
+        check_kind(spec.name, value, spec.kind)
+        if spec.choices and value not in spec.choices:
+            raise InvalidRequest(f"{spec.name} {value!r} is unknown; choose one of {', '.join(spec.choices)}")
+        check_range(spec.name, value, spec.low, spec.high)
 
 
 def _check_texts(name: str, texts: object) -> None:

@@ -43,6 +43,8 @@ class ModelInfo:
     """Of the GPUs that hold the weights: two services may know one GPU by other numbers."""
     surface: str = ""
     """How it writes what it reads of a page, one of `slipstream.documents.surfaces.SURFACES`; empty: not known."""
+    keeps_structure: bool = False
+    """It can keep texts to a JSON schema, a regular expression or a choice."""
     uses_mps: bool = False
     """CUDA's MPS lets processes run on these GPUs at the same time; else they take turns."""
     protocol_version: int = PROTOCOL_VERSION

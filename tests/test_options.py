@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import inspect
+import json
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
@@ -17,7 +18,7 @@ from slipstream.option_specs import UNSET, OptionSpec
 from slipstream.options import OF_FILMS, OPTIONS, CaptionOptions
 from slipstream.rpc.codec import options_message, read_options
 from slipstream.rpc.v1 import archive_pb2, gateway_pb2
-from slipstream.sampling.params import SamplingParams
+from slipstream.sampling.params import STRUCTURES, SamplingParams
 
 CONFIG = GatewayConfig(listen="", target="t:1", draft="d:1")
 ADDRESSING = {"path", "request_id"}
@@ -41,6 +42,8 @@ def sample_of(spec: OptionSpec) -> Any:
         return spec.choices[-1]
     if spec.name == "segments":
         return "fixed:10s"
+    if spec.name == "json_schema":
+        return '{"type": "object"}'
     return {str: "text", int: 3, float: 0.25, bool: True}[spec.kind]
 
 
@@ -77,9 +80,21 @@ def test_an_option_survives_the_wire_alone(spec: OptionSpec) -> None:
 
 
 def test_all_options_survive_the_wire_and_json() -> None:
-    options = CaptionOptions(**ALL)
+    options = CaptionOptions(**{name: value for name, value in ALL.items() if name not in STRUCTURES[1:]})
     assert read_options(options_message(options, path="a", request_id="b")) == options
     assert CaptionOptions.from_mapping({**options.given(), "stop": list(options.stop)}) == options
+
+
+def test_a_schema_may_be_the_object_that_it_is() -> None:
+    schema = {"type": "object", "properties": {"caf\u00e9": {}}}
+    given = CaptionOptions.from_mapping({"json_schema": schema})
+    assert given == CaptionOptions(json_schema=schema) == CaptionOptions(json_schema=given.json_schema)
+    assert isinstance(given.json_schema, str)
+    assert json.loads(given.json_schema) == schema and "caf\u00e9" in given.json_schema
+    with pytest.raises(InvalidRequest, match="prompt must be text"):
+        CaptionOptions.from_mapping({"prompt": schema})
+    with pytest.raises(InvalidRequest, match="json_schema is no JSON: Object of type set"):
+        CaptionOptions(json_schema={"enum": {1}})
 
 
 def test_what_is_not_given_stays_out() -> None:

@@ -13,7 +13,7 @@ from slipstream.captioning.late_hints import LateHints
 from slipstream.captioning.media import Media, VideoFile
 from slipstream.captioning.plan import CaptionPlan, new_costs
 from slipstream.captioning.stats import CaptionStats
-from slipstream.errors import LimitExceeded, SlipstreamError
+from slipstream.errors import InvalidConfig, LimitExceeded, SlipstreamError
 from slipstream.frame_size import ANY_SIZE
 from slipstream.logs import get_logger
 from slipstream.messages import Caption, StageChange
@@ -98,6 +98,11 @@ class GatewayCaptioner:
         num_frames = plan.options.num_frames
         if num_frames > target.max_frames and "num_frames" in plan.asked:
             raise LimitExceeded(f"num_frames {num_frames} is more than the target's limit of {target.max_frames}")
+        if plan.sampling.is_structured and not target.keeps_structure:
+            raise InvalidConfig(
+                "the target can keep no text to a json_schema, regex or choice: it is of an older release, or lacks"
+                " llguidance (pip install 'slipstream[structured]')"
+            )
         return target
 
     def settled(self, plan: CaptionPlan, target: ModelInfo) -> CaptionPlan:
@@ -249,5 +254,5 @@ def _settings(plan: CaptionPlan) -> tuple[object, ...]:
     options, method, sampling = plan.options, plan.method, plan.sampling
     context = (method.name, method.shape, options.pruner, round(options.alpha, 1), options.positions)
     drawn = () if sampling.greedy else (sampling.rule, sampling.top_k, sampling.top_p)
-    choice = (round(sampling.temperature, 1), sampling.repetition_penalty, *drawn)
+    choice = (round(sampling.temperature, 1), sampling.repetition_penalty, sampling.is_structured, *drawn)
     return (*context, method.policy, method.gamma, options.max_window, *choice)

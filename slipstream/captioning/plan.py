@@ -9,7 +9,7 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded
 from slipstream.option_specs import UNSET, OptionSpec
 from slipstream.options import DEFAULT_SUMMARY_PROMPT, MAX_PREDICTION_BYTES, OF_FILMS, OPTIONS, CaptionOptions
-from slipstream.sampling.params import SamplingDefaults, SamplingParams
+from slipstream.sampling.params import STRUCTURES, SamplingDefaults, SamplingParams
 from slipstream.session_messages import DraftStart, SessionKey, TargetStart
 from slipstream.speculation.caption_book import Opening
 from slipstream.speculation.gate import Gate
@@ -73,9 +73,9 @@ class CaptionPlan:
         return replace(self, options=options)
 
     def about_text(self, prompt: str) -> "CaptionPlan":
-        """The same for a prompt about no video. Nothing is pruned, so the baselines that do are left out."""
-        options = self.asking(prompt).options.without(*OF_FILMS, "lossy", "lossy_keep")
-        return replace(self, options=options, lossy=None, has_video=False)
+        """The same for a prompt about no video, in free text. The baselines that prune are left out: nothing is."""
+        options = self.asking(prompt).options.without(*OF_FILMS, *STRUCTURES, "lossy", "lossy_keep")
+        return replace(self, options=options, sampling=options.sampling, lossy=None, has_video=False)
 
     @property
     def resumable(self) -> bool:

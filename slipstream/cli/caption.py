@@ -49,7 +49,9 @@ def caption_options(**values: Any) -> CaptionOptions:
     given = {name: value for name, value in values.items() if value is not None and value != []}
     for spec in OPTIONS:
         if spec.is_file and spec.name in given:
-            given[spec.name] = [_read_text(spec, Path(path)) for path in given[spec.name]]
+            paths = given[spec.name]
+            texts = [_read_text(spec, Path(path)) for path in (paths if spec.repeated else [paths])]
+            given[spec.name] = texts if spec.repeated else texts[0]
     if len(given.get("prompts", ())) == 1:
         (given["prompt"],) = given.pop("prompts")
     return CaptionOptions.from_mapping(given)

@@ -17,6 +17,7 @@ from slipstream.engine.video_lm import Prefill, VideoLM
 from slipstream.errors import ProtocolViolation, SlipstreamError
 from slipstream.pruning import Guidance, VideoTokens, get_pruner, prune
 from slipstream.sampling.sampler import DraftSampler
+from slipstream.sampling.structure import Structures
 from slipstream.session_messages import DraftStart, DraftTokens
 from slipstream.speculation.methods import check_positions
 from slipstream.speculation.protocol import JoinPoint, LineAction
@@ -64,6 +65,7 @@ class DraftEngine:
         """Video embeddings by the digest of their frames. Touched on the model's thread only."""
         self._calibrations = {greedy: Calibration() for greedy in (True, False)}
         """Candidates of texts that are sampled are others. Touched on the model's thread only."""
+        self._structures = Structures(model.text.tokenizer, model.info.vocab_size, model.info.eos_token_ids)
         self._writer = LineWriter(model, thread)
 
     async def open(
@@ -84,7 +86,9 @@ class DraftEngine:
         num_tokens += answer_room(request, len(join.committed))
         line = DraftLine(join.epoch, join.write_until, join.first_chunk, list(join.committed))
         width = min(self.model.info.vocab_size, request.vocab_size or self.model.info.vocab_size)
-        sampler = DraftSampler(request.sampling, plan.token_ids, width)
+        asked = request.sampling
+        structure = await asyncio.to_thread(self._structures.open, asked) if asked.is_structured else None
+        sampler = DraftSampler(asked, plan.token_ids, width, structure)
         work = SessionWork(self.thread, self.frames.reserve(frames_bytes(num_frames, frame_size)))
         try:
             place = self.admission.reserve(self.model.kv_bytes(num_tokens))

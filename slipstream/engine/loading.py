@@ -35,6 +35,7 @@ from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import FrameFacts, TextDecoder
 from slipstream.families.checkpoints import tokenizer_digest
 from slipstream.families.prompts import ChatTemplate
+from slipstream.sampling import structure
 from slipstream.sampling.params import SamplingDefaults
 from slipstream.service_info import ModelInfo
 from slipstream.session_messages import Chat
@@ -351,6 +352,7 @@ def _describe(
         frame_size=adapter.frame_size,
         sampling_defaults=_sampling_defaults(model),
         surface=_surface(checkpoint, adapter),
+        keeps_structure=structure.IS_INSTALLED,
     )
 
 

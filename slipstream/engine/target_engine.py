@@ -28,6 +28,7 @@ from slipstream.families.adapter import StoppingText
 from slipstream.pruning import Guidance, Score
 from slipstream.pruning.guided import scores_of
 from slipstream.sampling.sampler import TargetSampler
+from slipstream.sampling.structure import Structures
 from slipstream.session_messages import Judgement, JudgeRequest, Prefilled, PrefillStage, StageProgress, TargetStart
 from slipstream.speculation.methods import METHODS, TOLERANT_METHOD, GuidanceKind
 from slipstream.speculation.protocol import StopRule
@@ -85,6 +86,7 @@ class TargetEngine:
         self.prefixes = PrefixCache(limits.prefix_cache_bytes)
         self._rides = Rides(thread, limits.ride_along) if limits.ride_along > 0 and not model.strict_width else None
         self._judge = WindowJudge(model, thread, self._rides)
+        self._structures = Structures(model.text.tokenizer, model.info.vocab_size, model.info.eos_token_ids)
         self._sessions: dict[str, TargetSession] = {}
         self._opened = asyncio.Condition()
 
@@ -106,7 +108,9 @@ class TargetEngine:
         check_hints(request, is_strict=bool(self.model.strict_width))
         check_text(request, plan)
         hints = await self._hint_room(request)
-        sampler = TargetSampler(request.sampling, plan.token_ids, info.vocab_size)
+        asked = request.sampling
+        structure = await asyncio.to_thread(self._structures.open, asked) if asked.is_structured else None
+        sampler = TargetSampler(asked, plan.token_ids, info.vocab_size, structure)
         lossy = schedule_of(request, plan, info.num_layers)
         if request.session_id in self._sessions:  # nothing is awaited from here on until it is one of them
             raise SessionExists(f"session {request.session_id!r} is open already; give every request its own id")

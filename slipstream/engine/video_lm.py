@@ -59,7 +59,7 @@ class VideoLM:
         self.make_static_steps: Callable[..., StaticSteps] = StaticSteps
         self.runner = runner
         self._adapter = adapter
-        self._text = text
+        self.text = text
         self._text_template = text_template  # None: the checkpoint has no chat without a video
 
     def plan_prompt(
@@ -359,16 +359,16 @@ class VideoLM:
 
     def text_stream(self) -> TextStream:
         """A fresh incremental detokeniser."""
-        return TextStream(self._text)
+        return TextStream(self.text)
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text as the model would write it in its answer; nothing in it acts as a special token. On any
         thread."""
-        return self._text.encode(text)
+        return self.text.encode(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of `token_ids` without special tokens."""
-        return self._text.decode(token_ids)
+        return self.text.decode(token_ids)
 
     def _step_rows(self, state: DecodeState, window: Window) -> Rows:
         if isinstance(window, TokenTree):

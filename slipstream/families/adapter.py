@@ -225,13 +225,13 @@ class TextDecoder:
     """Decodes ids, leaving out special tokens and ids that the vocabulary does not have."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._special_ids = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
         self._byte_ids = frozenset(i for token, i in tokenizer.get_vocab().items() if _BYTE.fullmatch(token))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text; bytes that are no UTF-8 become U+FFFD."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
 
     def encode(self, text: str) -> list[int]:
@@ -241,11 +241,11 @@ class TextDecoder:
 
     @cached_property
     def _plain(self) -> Tokenizer:
-        return inner_tokenizer(self._tokenizer)
+        return inner_tokenizer(self.tokenizer)
 
     def has_text(self, token_id: int) -> bool:
         """Whether the token stands for bytes of text."""
-        return token_id not in self._special_ids and self._tokenizer.id_to_token(token_id) is not None
+        return token_id not in self._special_ids and self.tokenizer.id_to_token(token_id) is not None
 
     def is_byte(self, token_id: int) -> bool:
         """Whether the token is one byte of a character that the vocabulary lacks. What a run of them says is not known

@@ -1,5 +1,6 @@
 """What a request may ask of sampling, checked; and what a draft says of a token it drew. Imports no torch."""
 
+import json
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,6 +13,10 @@ MAX_TOP_K = 2**31
 MAX_REPETITION_PENALTY = 100.0
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
+STRUCTURES = ("json_schema", "regex", "choice")
+"""Parameters of which one may be given: tokens with which no text of that structure goes on are not chosen."""
+MAX_STRUCTURE_CHARS = 2**16
+"""Of a JSON schema, of a regular expression, and of all choices together."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,9 @@ class SamplingParams:
     seed: int = 0
     rule: str = "coupled"
     stop: tuple[str, ...] = ()
+    json_schema: str = ""
+    regex: str = ""
+    choice: tuple[str, ...] = ()
 
     @property
     def greedy(self) -> bool:
@@ -34,7 +42,12 @@ class SamplingParams:
     @property
     def takes_largest(self) -> bool:
         """The token of the largest of the logits is chosen, whatever was written before."""
-        return self.greedy and self.repetition_penalty == 1.0
+        return self.greedy and self.repetition_penalty == 1.0 and not self.is_structured
+
+    @property
+    def is_structured(self) -> bool:
+        """Some tokens cannot come next, as no text of the structure that is asked for goes on with them."""
+        return bool(self.json_schema or self.regex or self.choice)
 
     @property
     def draws_from_all(self) -> bool:
@@ -61,17 +74,28 @@ class SamplingParams:
             raise InvalidRequest(f"seed {self.seed} is out of range; give one from 0 to below 2^63")
         if self.rule not in RULES:
             raise InvalidRequest(f"sampling_rule {self.rule!r} is unknown; choose one of {', '.join(RULES)}")
-        self._check_stop()
-        return self
-
-    def _check_stop(self) -> None:
-        if not isinstance(self.stop, tuple) or not all(isinstance(stop, str) for stop in self.stop):
-            raise InvalidRequest("stop must be a list of strings")
+        _check_strings("stop", self.stop)
         if len(self.stop) > MAX_STOPS:
             raise InvalidRequest(f"stop has {len(self.stop)} strings; at most {MAX_STOPS} are allowed")
         for stop in self.stop:
             if not 0 < len(stop) <= MAX_STOP_CHARS:
                 raise InvalidRequest(f"stop strings must have 1 to {MAX_STOP_CHARS} characters; one has {len(stop)}")
+        self._check_structure()
+        return self
+
+    def _check_structure(self) -> None:
+        """As far as no tokenizer is needed for it."""
+        _check_strings("choice", self.choice)
+        given = {name: getattr(self, name) for name in STRUCTURES if getattr(self, name)}
+        if len(given) > 1:
+            raise InvalidRequest(f"{' and '.join(given)} cannot be asked for together; give one of them")
+        for name, value in given.items():
+            if (num_chars := sum(map(len, value))) > MAX_STRUCTURE_CHARS:
+                raise InvalidRequest(f"{name} has {num_chars} characters; at most {MAX_STRUCTURE_CHARS} are allowed")
+        if not all(self.choice):
+            raise InvalidRequest("choice has an empty text; each must have at least one character")
+        if self.json_schema:
+            _check_schema(self.json_schema)
 
 
 GREEDY = SamplingParams()
@@ -106,6 +130,20 @@ def _number(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidRequest(f"{name} must be a finite number, not {value!r}")
     return value
+
+
+def _check_strings(name: str, texts: object) -> None:
+    if not isinstance(texts, tuple) or not all(isinstance(text, str) for text in texts):
+        raise InvalidRequest(f"{name} must be a list of strings")
+
+
+def _check_schema(text: str) -> None:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"json_schema is no JSON: {error}") from None
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f'json_schema must be a JSON object, such as {{"type": "object"}}, not {text[:40]!r}')
 
 
 def _whole(name: str, value: int) -> int:

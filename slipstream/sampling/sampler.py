@@ -40,39 +40,54 @@ from slipstream.device_copy import to_device
 from slipstream.errors import SlipstreamError
 from slipstream.sampling.noise import Races, Stream, position_key, uniform
 from slipstream.sampling.params import Proposal, SamplingParams
+from slipstream.sampling.structure import Structure
 from slipstream.speculation.hints.tolerance import Rating
 from slipstream.speculation.protocol import accept_greedy
 
 # -- warp -------------------------------------------------------------------------------------------------------------
 
-# From logits to the distribution that a request asks for: repetition penalty, temperature, top-k, top-p.
+# From logits to the distribution that a request asks for: repetition penalty, structure, temperature, top-k, top-p.
 #
 # The order and the meaning of the steps are those of transformers' logits processors. The penalty is computed in the
 # logits' own fp32, so that a greedy choice rounds as theirs does; probabilities are float64.
 
 
 class Warp:
-    """One request's sampling parameters applied to logits. Holds no state: the penalty follows the given prefix only.
+    """One request's sampling parameters applied to logits. Nothing follows from what was asked before: penalty and
+    structure are those behind the given prefix.
 
     Args:
         prompt_ids: the prompt as `transformers.generate` would be given it, placeholders of video tokens included.
         vocab_size: width of the logits.
+        structure: what the text is kept to, where the parameters ask for one.
     """
 
-    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int) -> None:
+    def __init__(
+        self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int, structure: Structure | None = None
+    ) -> None:
         self.params = params
         self.vocab_size = vocab_size
+        self._structure = structure
         self._prompt_ids = frozenset(token for token in prompt_ids if 0 <= token < vocab_size)
 
-    def penalised(self, logits: Tensor, output: Sequence[int], window: Sequence[int] = ()) -> Tensor:
-        """Logits [n, vocab] after the repetition penalty; the given ones themselves when there is none.
+    def adjusted(self, logits: Tensor, output: Sequence[int], window: Sequence[int] = ()) -> Tensor:
+        """Logits [n, vocab] after the repetition penalty, and -inf for tokens with which no text of the structure goes
+        on; the given ones themselves when there is neither.
 
         Row j follows prompt, `output` and `window[:j]`: a token counts as seen in the rows behind it only. The window
-        may be longer than n - 1.
+        may be longer than n - 1. Rows behind a token that cannot come there are as they were.
         """
         penalty = self.params.repetition_penalty
-        if penalty == 1.0:
-            return logits
+        scores = logits if penalty == 1.0 else self._penalised(logits, output, window)
+        if self._structure is None:
+            return scores
+        excluded = torch.zeros(logits.shape, dtype=torch.bool)
+        for row, allowed in enumerate(self._structure.allowed(output, window[: len(logits) - 1])):
+            excluded[row] = torch.from_numpy(~allowed[: logits.shape[-1]])
+        return scores.masked_fill(to_device(excluded, logits.device), -torch.inf)
+
+    def _penalised(self, logits: Tensor, output: Sequence[int], window: Sequence[int]) -> Tensor:
+        penalty = self.params.repetition_penalty
         seen = self._prompt_ids.union(output)
         first_rows = {token: 0 for token in seen}
         for index, token in enumerate(window[: len(logits) - 1]):
@@ -85,8 +100,8 @@ class Warp:
         return logits.index_copy(1, columns, torch.where(rows >= since, penalties, scores))
 
     def likeliest(self, logits: Tensor, output: Sequence[int], window: Sequence[int] = ()) -> list[int]:
-        """The greedy choice of each row, after the penalty; `NO_TOKEN` where there is none."""
-        choices: list[int] = largest_of(self.penalised(logits, output, window)).tolist()  # one wait for a GPU
+        """The greedy choice of each row, so adjusted; `NO_TOKEN` where there is none."""
+        choices: list[int] = largest_of(self.adjusted(logits, output, window)).tolist()  # one wait for a GPU
         return choices
 
     def probabilities(self, logits: Tensor, output: Sequence[int], window: Sequence[int] = ()) -> Tensor:
@@ -96,7 +111,7 @@ class Warp:
         They are the rows up to the first whose logits hold NaN or no finite maximum. Raises `SlipstreamError` where
         that is the first of all.
         """
-        scores = self.penalised(logits, output, window).to(torch.float64)
+        scores = self.adjusted(logits, output, window).to(torch.float64)
         best = scores.amax(dim=-1, keepdim=True)  # a NaN anywhere in a row is its best
         num_sound = int(best.isfinite().cumprod(dim=0).sum())  # one wait for a GPU
         _check_finite(num_sound > 0)
@@ -154,11 +169,14 @@ class TargetSampler:
         params: checked ones.
         prompt_ids: the whole prompt, for the repetition penalty.
         vocab_size: width of the logits.
+        structure: as of `Warp`.
     """
 
-    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int) -> None:
+    def __init__(
+        self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int, structure: Structure | None = None
+    ) -> None:
         self.params = params
-        self._warp = Warp(params, prompt_ids, vocab_size)
+        self._warp = Warp(params, prompt_ids, vocab_size, structure)
         self._races = Races(params.seed, vocab_size)
         self.vocab_size = vocab_size
 
@@ -205,7 +223,7 @@ class TargetSampler:
         Raises like `judge`."""
         (own_token,) = self._warp.likeliest(logits, committed)
         _check_finite(own_token > NO_TOKEN)
-        log_ps = self._warp.penalised(logits, committed)[0].to(torch.float64).log_softmax(dim=-1)
+        log_ps = self._warp.adjusted(logits, committed)[0].to(torch.float64).log_softmax(dim=-1)
         own, *others = log_ps[to_device(torch.tensor([own_token, *candidates]), log_ps.device)].tolist()
         return Rating(own_token, own, others)
 
@@ -250,10 +268,12 @@ class DraftSampler:
         `vocab_size`: no token beyond it is chosen.
     """
 
-    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int) -> None:
+    def __init__(
+        self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int, structure: Structure | None = None
+    ) -> None:
         self.params = params
         self.vocab_size = vocab_size
-        self._warp = Warp(params, prompt_ids, vocab_size)
+        self._warp = Warp(params, prompt_ids, vocab_size, structure)
         self._races = Races(params.seed, vocab_size)
 
     @property
@@ -289,7 +309,7 @@ class DraftSampler:
     def _race_of_all(self, rows: Tensor, output: Sequence[int]) -> int:
         """The winner of the race of all tokens by logarithms, which need no sum: the largest of ln(weight) - ln(E).
         Nearly always `Races.choose`'s, as far as they round alike, and the draft's choice changes no text."""
-        scores = self._warp.penalised(rows, output)[0].to(torch.float64)
+        scores = self._warp.adjusted(rows, output)[0].to(torch.float64)
         best = scores.max()
         _check_finite(math.isfinite(best))
         logs = (scores - best).div_(self.params.temperature)
@@ -312,10 +332,9 @@ class DraftSampler:
             draft = self._warp.probabilities(rows, output)[0]
             arrived: list[int] = self._races.ranked(draft, len(output), count).tolist()
             return arrived
-        largest, best = self._warp.penalised(rows, output)[0].topk(min(count, rows.shape[-1]))
+        largest, best = self._warp.adjusted(rows, output)[0].topk(min(count, rows.shape[-1]))
         _check_finite(math.isfinite(largest[0]))  # a NaN comes first
-        tokens: list[int] = best.tolist()
-        return tokens
+        return [token for token, score in zip(best.tolist(), largest.tolist(), strict=True) if score > -math.inf]
 
     def candidates(self, logits: Tensor, output: Sequence[int], count: int) -> tuple[list[int], list[float]]:
         """`rank`, without tokens that cannot follow, and how sure the draft is of each of them.
@@ -328,10 +347,11 @@ class DraftSampler:
         rows = logits[None, : self.vocab_size]
         count = min(count, rows.shape[-1])
         if self.params.greedy:
-            best, token_ids = self._warp.penalised(rows, output)[0].softmax(dim=-1).topk(count)
+            best, token_ids = self._warp.adjusted(rows, output)[0].softmax(dim=-1).topk(count)
             sure = best.tolist()
             _check_finite(all(map(math.isfinite, sure)))
-            return token_ids.tolist(), sure
+            num_possible = sum(chance > 0 for chance in sure)
+            return token_ids.tolist()[:num_possible], sure[:num_possible]
         draft = self._warp.probabilities(rows, output)[0]
         ranked = self._races.ranked(draft, len(output), count)
         own = [chance for chance in draft[ranked].tolist() if chance > 0]

@@ -83,6 +83,15 @@ def test_predictions_are_read_from_files(gateway: FakeGateway, tmp_path: Path) -
     assert gateway.options.tolerance == 0.75
 
 
+def test_a_schema_is_read_from_a_file_and_choices_are_given_one_by_one(gateway: FakeGateway, tmp_path: Path) -> None:
+    video, schema = str(good_video(tmp_path / "a.mp4")), tmp_path / "scene.json"
+    schema.write_text('{"type": "object"}\n')
+    assert run(["caption", video, "--gateway", gateway.address, "--json-schema", str(schema)]) == 0
+    assert gateway.options.json_schema == '{"type": "object"}\n'
+    assert run(["caption", video, "--gateway", gateway.address, "--choice", "a star", "--choice", "none"]) == 0
+    assert list(gateway.options.choice) == ["a star", "none"]
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [(b"x" * 10_000_000, "more than 1048576 bytes"), (b"caf\xe9", "it is not UTF-8"), (None, "No such file")],

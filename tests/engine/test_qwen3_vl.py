@@ -97,7 +97,7 @@ def test_dropping_rows_in_the_middle_drops_their_features(pair: Qwen3Pair) -> No
 def test_times_are_told_in_words(pair: Qwen3Pair) -> None:
     frames = VIDEOS[1]
     plan = pair.plan(frames, (0.0, 0.5, 1.25, 2.0, 3.0))
-    text = pair.ours._text._tokenizer.decode(list(plan.token_ids), skip_special_tokens=True)
+    text = pair.ours.text.tokenizer.decode(list(plan.token_ids), skip_special_tokens=True)
     assert [word for word in ("<0.2 seconds>", "<1.6 seconds>", "<3.0 seconds>") if word not in text] == []
     assert len(plan.video) == 3 and plan.text_start == plan.video_stop + 2, "the last step's end, and the video's"
     with pytest.raises(InvalidRequest, match="5 frames need as many times"):

@@ -71,7 +71,7 @@ def test_a_prompt_is_the_one_that_upstreams_processor_writes(
     words = kind.replace_video_token(processor, tensors | {"video_metadata": [metadata]}, 0)
     rendered = reference._rendered(Chat(PROMPT), None)
     (text,), _ = ProcessorMixin.get_text_with_replacements(processor, [rendered], videos_replacements=[words])
-    expected = reference._tokenizer(text)["input_ids"]
+    expected = reference.tokenizer(text)["input_ids"]
     assert reference.prompt_ids(video, PROMPT) == expected
     size = tuple(video.frames.shape[1:3])
     plan = load_model(str(folder)).plan_prompt(PROMPT, num_frames, frame_size=size, times_s=video.timestamps_s)

@@ -35,8 +35,15 @@ uint32 = st.integers(0, 2**32 - 1)
 token_ids = st.lists(uint32, max_size=40).map(tuple)
 """Ids above 65,536 included: some vocabularies need 18 bits."""
 text = st.text(st.characters(codec="utf-8"))
+structures = st.one_of(
+    st.just({}),
+    st.builds(dict, json_schema=st.sampled_from(('{"type": "object"}', "{}"))),
+    st.builds(dict, regex=text),
+    st.builds(dict, choice=st.lists(text.filter(bool), max_size=3).map(tuple)),
+)
 sampling = st.builds(
-    SamplingParams,
+    lambda structure, **others: SamplingParams(**others, **structure),
+    structure=structures,
     temperature=st.floats(0, 100),
     top_k=st.integers(0, 2**31),
     top_p=st.floats(0, 1, exclude_min=True),
@@ -213,6 +220,12 @@ def test_no_sampling_is_greedy() -> None:
         ({"seed": 2**63}, "seed"),
         ({"rule": "papers"}, "sampling_rule 'papers' is unknown"),
         ({"stop": [""]}, "stop strings must have 1 to 256 characters"),
+        ({"regex": "a", "choice": ["b"]}, "regex and choice cannot be asked for together"),
+        ({"choice": ["a", ""]}, "choice has an empty text"),
+        ({"regex": "a" * 65_537}, "regex has 65537 characters; at most 65536 are allowed"),
+        ({"json_schema": "{"}, "json_schema is no JSON: Expecting property name"),
+        ({"json_schema": "[]"}, "json_schema must be a JSON object"),
+        ({"json_schema": "[" * 60_000}, "json_schema is no JSON"),
     ],
 )
 def test_sampling_out_of_range(fields: dict[str, Any], complaint: str) -> None:

@@ -71,7 +71,7 @@ def test_rows_equal_transformers(
 def test_a_penalised_greedy_choice_is_the_one_of_transformers(seed: int, output: list[int], window: list[int]) -> None:
     logits = torch.randn(len(window) + 1, VOCAB, generator=torch.Generator().manual_seed(seed))
     penalty = RepetitionPenaltyLogitsProcessor(1.7)
-    ours = Warp(SamplingParams(repetition_penalty=1.7), (3, 4), VOCAB).penalised(logits, output, window)
+    ours = Warp(SamplingParams(repetition_penalty=1.7), (3, 4), VOCAB).adjusted(logits, output, window)
     for row in range(len(window) + 1):
         theirs = penalty(torch.tensor([[3, 4, *output, *window[:row]]]), logits[row : row + 1].clone())[0]
         assert torch.equal(ours[row], theirs)
@@ -79,17 +79,17 @@ def test_a_penalised_greedy_choice_is_the_one_of_transformers(seed: int, output:
 
 def test_without_penalty_the_logits_are_left_alone() -> None:
     logits = torch.randn(2, VOCAB)
-    assert Warp(SamplingParams(), (1, 2), VOCAB).penalised(logits, (3,), (4,)) is logits
+    assert Warp(SamplingParams(), (1, 2), VOCAB).adjusted(logits, (3,), (4,)) is logits
 
 
 def test_a_penalty_does_not_change_the_given_logits() -> None:
     logits = torch.ones(2, VOCAB)
-    Warp(SamplingParams(repetition_penalty=2.0), (1, 2), VOCAB).penalised(logits, (3,), (4,))
+    Warp(SamplingParams(repetition_penalty=2.0), (1, 2), VOCAB).adjusted(logits, (3,), (4,))
     assert bool((logits == 1).all())
 
 
 def test_a_penalty_counts_no_token_twice() -> None:
-    penalised = Warp(SamplingParams(repetition_penalty=2.0), (1, 1), VOCAB).penalised(
+    penalised = Warp(SamplingParams(repetition_penalty=2.0), (1, 1), VOCAB).adjusted(
         torch.ones(4, VOCAB), (1,), (1, 2, 2)
     )
     assert penalised[:, 1].tolist() == [0.5] * 4

@@ -1,5 +1,6 @@
 """Target and draft that do not fit each other: at the gateway's start, and when a draft is replaced later."""
 
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from slipstream.errors import InvalidConfig
 from slipstream.rpc.calls import open_channel
 from slipstream.rpc.grpc_options import SERVER_OPTIONS
 from slipstream.rpc.v1 import common_pb2, draft_pb2_grpc, gateway_pb2, gateway_pb2_grpc, target_pb2_grpc
@@ -43,12 +45,30 @@ CHANGES = (
 
 
 class OldTarget(target_pb2_grpc.TargetServicer):
-    """One that says nothing of protocol versions."""
+    """One that says nothing of protocol versions, or nothing of what came later."""
+
+    def __init__(self, protocol_version: int = 0) -> None:
+        self._version = protocol_version
 
     async def GetModel(
         self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext
     ) -> common_pb2.ModelInfo:
-        return common_pb2.ModelInfo(model_id="old", tokens_per_frame=4, max_frames=64)
+        versions = {"protocol_version": self._version, "least_protocol_version": self._version}
+        return common_pb2.ModelInfo(model_id="old", tokens_per_frame=4, max_frames=64, **versions)
+
+
+@contextlib.asynccontextmanager
+async def served(target: OldTarget, folder: Path) -> AsyncIterator[str]:
+    """Its address."""
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    target_pb2_grpc.add_TargetServicer_to_server(target, server)
+    address = f"unix:{folder / 'old.sock'}"
+    server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(0)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -106,17 +126,24 @@ async def test_a_draft_of_the_last_release_at_the_start(
 
 
 async def test_a_target_of_the_last_release(tmp_path: Path) -> None:
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    target_pb2_grpc.add_TargetServicer_to_server(OldTarget(), server)
-    address = f"unix:{tmp_path / 'old.sock'}"
-    server.add_insecure_port(address)
-    await server.start()
-    try:
+    async with served(OldTarget(), tmp_path) as address:
         status, log = await failed_start("gateway", tmp_path, "--target", address)
-    finally:
-        await server.stop(0)
     assert status == 2
     assert "the target speaks protocol version 1" in log[0]["error"] and "upgrade the target" in log[0]["error"]
+
+
+@pytest.mark.parametrize("structure", [{"choice": ["a"]}, {"regex": "a"}, {"json_schema": "{}"}])
+async def test_a_target_that_knows_no_structure_is_asked_for_no_text_of_one(
+    tmp_path: Path, world: World, structure: dict[str, Any]
+) -> None:
+    """It would ignore that, and say anything."""
+    async with (
+        served(OldTarget(protocol_version=2), tmp_path) as address,
+        running("gateway", tmp_path, "--target", address) as process,
+        open_channel(process.address) as gateway,
+    ):
+        with pytest.raises(InvalidConfig, match=r"json_schema, regex or choice: it is of an older release"):
+            await caption(gateway, world.clips[0], **SMALL, **structure)
 
 
 async def test_a_draft_that_is_not_there(stack: Stack, tmp_path: Path, world: World) -> None:

@@ -19,7 +19,8 @@ from tests.services.model_sessions import pulled
 def make_engine(num_layers: int = 8, guidance_layer: int = 0) -> TargetEngine:
     info = SimpleNamespace(num_layers=num_layers, max_context=100, eos_token_ids=(1,), vocab_size=10)
     plan = SimpleNamespace(num_tokens=40, token_ids=(3,) * 40, is_text=False)
-    model: Any = SimpleNamespace(info=info, text_stream=lambda: None, strict_width=0)
+    text = SimpleNamespace(tokenizer=None)
+    model: Any = SimpleNamespace(info=info, text=text, text_stream=lambda: None, strict_width=0)
     model.plan_prompt = lambda prompt, num_frames, **facts: plan
     model.kv_bytes = lambda num_tokens: num_tokens
     thread: Any = SimpleNamespace(run=AsyncMock())

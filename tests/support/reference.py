@@ -46,7 +46,7 @@ class Reference:
         self.processor = Checkpoint.open(str(folder)).video_processor_config()
         self.model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
         self._folder = folder
-        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def answer(self, video: SampledVideo, prompt: Chat | str, num_tokens: int, **more: Any) -> list[int]:
         """Token ids of the answer; an end-of-text token is the last one. `more` goes to `generate`."""
@@ -72,12 +72,12 @@ class Reference:
 
     def text_prompt_ids(self, prompt: str) -> list[int]:
         """Token ids of a prompt about no video."""
-        token_ids: list[int] = self._tokenizer(self._rendered(Chat(prompt), None, []))["input_ids"]
+        token_ids: list[int] = self.tokenizer(self._rendered(Chat(prompt), None, []))["input_ids"]
         return token_ids
 
     def text(self, token_ids: list[int]) -> str:
         """The answer as text."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def end_at(self, token_id: int) -> None:
         """Makes `token_id` the end-of-text token, of the checkpoint on disk as well."""
@@ -91,7 +91,7 @@ class Reference:
     def _prompt(self, prompt: Chat | str, layout: Layout) -> list[int]:
         chat = Chat(prompt) if isinstance(prompt, str) else prompt
         rendered = self._rendered(chat, layout.template)
-        token_ids: list[int] = self._tokenizer(rendered.replace(layout.placeholder, layout.words))["input_ids"]
+        token_ids: list[int] = self.tokenizer(rendered.replace(layout.placeholder, layout.words))["input_ids"]
         return token_ids
 
     def _rendered(self, chat: Chat, template: str | None, media: Sequence[Any] = ({"type": "video"},)) -> str:
@@ -103,7 +103,7 @@ class Reference:
             messages.append({"role": role, "content": [*([] if number else media), {"type": "text", "text": text}]})
         if chat.system:
             messages.insert(0, {"role": "system", "content": [{"type": "text", "text": chat.system}]})
-        rendered = self._tokenizer.apply_chat_template(
+        rendered = self.tokenizer.apply_chat_template(
             messages, chat_template=template, tokenize=False, add_generation_prompt=True
         )
         return str(rendered)

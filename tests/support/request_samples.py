@@ -95,6 +95,7 @@ class Samples:
             repetition_penalty=1.1,
             seed=7,
             stop=["."],
+            choice=self._one_of(([], ["a star", "a square"])),
         )
 
     def _caption(self, segments: str = "") -> list[Message]:

@@ -1,10 +1,15 @@
 """Sampling on the device: the same choices as on the CPU, and few waits for them."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from slipstream.sampling.params import Proposal, SamplingParams
 from slipstream.sampling.sampler import BLOCK_ROWS, DraftSampler, TargetSampler
+from slipstream.sampling.structure import Structure
 from tests.pretended_gpu import queue
 
 VOCAB, PROMPT, COMMITTED = 500, (3, 9), [4, 8, 15]
@@ -14,8 +19,25 @@ PARAMS = [
     SamplingParams(1.0, seed=5),
     SamplingParams(0.8, top_k=40, top_p=0.9, repetition_penalty=1.2, seed=6),
     SamplingParams(0.9, top_p=0.8, seed=7, rule="rejection"),
+    SamplingParams(choice=("even",)),
+    SamplingParams(1.1, seed=8, choice=("even",)),
 ]
 each_params = pytest.mark.parametrize("params", PARAMS, ids=str)
+
+
+class EvenTokens(Structure):
+    """Of which every text is, of any length."""
+
+    def __init__(self) -> None:
+        pass
+
+    def allowed(self, output: Sequence[int], window: Sequence[int]) -> list[NDArray[np.bool_]]:
+        return [np.arange(VOCAB) % 2 == 0] * (len(window) + 1)
+
+
+def samplers(params: SamplingParams) -> tuple[TargetSampler, DraftSampler]:
+    structure = EvenTokens() if params.is_structured else None
+    return TargetSampler(params, PROMPT, VOCAB, structure), DraftSampler(params, PROMPT, VOCAB, structure)
 
 
 def logits_of(rows: int, seed: int) -> torch.Tensor:
@@ -24,7 +46,7 @@ def logits_of(rows: int, seed: int) -> torch.Tensor:
 
 @each_params
 def test_a_window_is_judged_with_few_waits(params: SamplingParams) -> None:
-    target, draft = TargetSampler(params, PROMPT, VOCAB), DraftSampler(params, PROMPT, VOCAB)
+    target, draft = samplers(params)
     for seed in range(10):
         logits = logits_of(BLOCK_ROWS, seed)
         window: list[int] = []
@@ -43,7 +65,7 @@ def test_a_window_is_judged_with_few_waits(params: SamplingParams) -> None:
 
 @each_params
 def test_a_draft_chooses_what_it_does_on_the_cpu(params: SamplingParams) -> None:
-    draft = DraftSampler(params, PROMPT, VOCAB)
+    _, draft = samplers(params)
     for seed in range(10):
         (logits,) = logits_of(1, seed)
         there = logits.cuda()

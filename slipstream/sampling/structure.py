@@ -1,0 +1,164 @@
+"""Keeps a text to a JSON schema, a regular expression or a choice: which tokens may come next.
+
+llguidance's parser says so of every position. Tokens with which no such text goes on are left out of the target's own
+choice, and of the draft's; what remains is chosen as ever. So the text is that of plain decoding under the same
+structure (`transformers.generate` with `prefix_allowed_tokens_fn`), whatever was drafted, and a draft that knows the
+structure, too, writes what can be accepted.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from slipstream.errors import InvalidConfig, InvalidRequest
+from slipstream.sampling.params import SamplingParams
+from slipstream.speculation.protocol import num_common
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+IS_INSTALLED = find_spec("llguidance") is not None
+MAX_STATES = 50_000
+"""Of llguidance's lexer, of one text: 1 to 2 kB each. What a position takes is bounded by its own limits: 14 ms, seldom
+100 ms, for which the model's thread waits."""
+MOST_BEGUN = 5
+"""Parsers of one text. What a parser has looked at counts, and most of that was drafted and never became text: it is
+not to end a text that could go on. Each may take a second to find that it cannot."""
+MAX_REASON_CHARS = 300
+WHITESPACE = r" |\n[ \t]{0,24}"
+"""Between the signs of JSON, at most once: as it is usually written, on one line or indented. Small models would go on
+with blanks and new lines for ever. A schema may say another: `{"x-guidance": {"whitespace_pattern": ""}}`."""
+
+
+class Structures:
+    """What texts of one model can be kept to. Its tokens are read when the first structure is asked for.
+
+    Args:
+        vocab_size: width of the logits; ids that the tokenizer does not have are never allowed.
+        eos_token_ids: allowed where the text may end.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = list(eos_token_ids)
+        self._lock = threading.Lock()
+
+    def open(self, params: SamplingParams) -> "Structure":
+        """For one text, of which checked parameters ask for a structure. On any thread; the first time it takes a
+        second, and up to three for structures that turn out to be too much. Raises `InvalidRequest` for those, and for
+        what is no structure; `InvalidConfig` where llguidance is not installed."""
+        if not IS_INSTALLED:
+            raise InvalidConfig("texts are kept to a structure by llguidance: pip install 'slipstream[structured]'")
+        from llguidance import LLMatcher, LLParserLimits
+
+        with self._lock:
+            tokens = self._tokens
+        limits = LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
+        structure = Structure(partial(LLMatcher, tokens, _grammar(params), log_level=0, limits=limits), _name(params))
+        structure.allowed((), ())  # some are found to be too much where the first tokens are asked for
+        return structure
+
+    @cached_property
+    def _tokens(self) -> "LLTokenizer":
+        from llguidance import LLTokenizer
+
+        num_tokens = max(self._vocab_size, self._tokenizer.get_vocab_size())
+        try:
+            return LLTokenizer(self._tokenizer.to_str(), n_vocab=num_tokens, eos_token=self._eos_token_ids or None)
+        except ValueError as error:
+            raise InvalidRequest(f"texts of this model's tokenizer can be kept to no structure: {error}") from None
+
+
+class Structure:
+    """What one text may go on with. Not for several threads at once. It goes along with the text that it is asked
+    about, back and forth, and answers by that text alone."""
+
+    def __init__(self, begin: "Callable[[], LLMatcher]", name: str) -> None:
+        self._begin = begin
+        self._name = name
+        self._matcher = begin()
+        self._num_begun = 1
+        self._text: list[int] = []
+        """The tokens that the matcher has taken."""
+
+    def allowed(self, output: Sequence[int], window: Sequence[int]) -> list[NDArray[np.bool_]]:
+        """Which tokens may follow `output`, `window[:1]`, and so on, [tokens] each, at most a row more than the window
+        has tokens: there are none behind the end of the text, or behind a token of the window that cannot come there.
+
+        Raises:
+            InvalidRequest: following the structure takes more than this server gives it.
+        """
+        try:
+            return self._rows(output, window)
+        except InvalidRequest:
+            if self._num_begun == MOST_BEGUN:
+                raise
+            self._num_begun += 1
+            self._matcher, self._text = self._begin(), []
+            return self._rows(output, window)
+
+    def _rows(self, output: Sequence[int], window: Sequence[int]) -> list[NDArray[np.bool_]]:
+        if not self._go_to(output):
+            return []
+        rows = [self._next()]
+        for token in window:
+            if not self._take(token):
+                break
+            rows.append(self._next())
+        return rows
+
+    def _go_to(self, output: Sequence[int]) -> bool:
+        """False: the text has ended. It was chosen from what was allowed, so it is a beginning of the structure."""
+        text, taken = list(output), len(self._text)
+        kept = taken if text[:taken] == self._text else num_common(self._text, text)
+        if taken > kept:
+            self._matcher.rollback(taken - kept)
+            del self._text[kept:]
+        for token in text[kept:]:
+            if not self._take(token):
+                if self._matcher.is_stopped():
+                    return False
+                raise InvalidRequest(f"{self._name}: no text can be kept to it: its parser refuses what it allowed")
+        return True
+
+    def _take(self, token: int) -> bool:
+        is_taken = self._matcher.try_consume_tokens([token]) == 1
+        self._check()
+        if is_taken:
+            self._text.append(token)
+        return is_taken
+
+    def _next(self) -> NDArray[np.bool_]:
+        bits = self._matcher.compute_bitmask()
+        self._check()
+        return np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little").view(np.bool_)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            reason = " ".join(self._matcher.get_error().split())[:MAX_REASON_CHARS]
+            raise InvalidRequest(f"{self._name}: no text can be kept to it: {reason}")
+
+
+def _grammar(params: SamplingParams) -> str:
+    """As llguidance is told of it."""
+    from llguidance import LLMatcher
+
+    if params.json_schema:
+        return LLMatcher.grammar_from_json_schema(params.json_schema, {"whitespace_pattern": WHITESPACE})
+    return LLMatcher.grammar_from_regex(params.regex or "|".join(map(_literally, params.choice)))
+
+
+def _name(params: SamplingParams) -> str:
+    return "json_schema" if params.json_schema else "regex" if params.regex else "choice"
+
+
+def _literally(text: str) -> str:
+    """A regular expression that matches this text only."""
+    return "".join(char if char.isascii() and char.isalnum() else f"\\u{{{ord(char):x}}}" for char in text)
