@@ -10,6 +10,7 @@ from slipstream.documents.pages import MAX_RANGE_CHARS
 from slipstream.documents.reading import DocumentOptions
 from slipstream.errors import SlipstreamError
 from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
+from slipstream.services.front.answer_format import FORMAT_FIELDS, OPTION_OF, read_format
 from slipstream.services.front.api_errors import ApiError, as_api_error
 from slipstream.services.front.chat_messages import (
     Asked,
@@ -68,7 +69,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
     "stop_token_ids": ([],),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -85,7 +85,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields that are known, and the values that ask for nothing; others are refused."""
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
-OWN_NAMES = {*SAMPLING, "stop", "prompt", "max_new_tokens"}
+OWN_NAMES = {*SAMPLING, *OPTION_OF.values(), "stop", "prompt", "max_new_tokens"}
 """Options of the table with fields of their own."""
 OF_PAGES: Mapping[str, type] = {"pages": str, "dpi": int, "ocr_dpi": int, "text_layer": bool}
 """Fields of `slipstream` that are those of `DocumentRequest`."""
@@ -94,6 +94,7 @@ DOCUMENT_FIELDS: Mapping[str, type] = {**OF_PAGES, "surface": str, "stage": str,
 READ = {
     *("model", "messages", "stream", "stream_options", "stop", "max_tokens", "max_completion_tokens"),
     *("prediction", "media_io_kwargs", "mm_processor_kwargs", "slipstream"),
+    *FORMAT_FIELDS,
     *SAMPLING,
 }
 
@@ -110,6 +111,7 @@ def read_chat(body: Any, media: Mapping[str, Media]) -> ChatRequest:
     stop = fields.get("stop")
     asked.give("stop", (stop,) if isinstance(stop, str) else _tuple(stop), "stop")
     _read_limit(fields, asked)
+    read_format(fields, asked)
     told_of_frames = _read_frame_count(fields, asked)
     prediction = fields.get("prediction")
     asked.give("prediction", None if prediction is None else (_prediction(prediction),), "prediction")

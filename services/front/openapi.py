@@ -1,7 +1,7 @@
 """`/openapi.json`: the table of endpoints, told in OpenAPI's form. A test holds every answer's status to it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipstream import __version__
@@ -9,6 +9,7 @@ from slipstream.documents.reading import OCR_WHEN, STAGES
 from slipstream.documents.surfaces import SURFACES
 from slipstream.option_specs import OptionSpec
 from slipstream.options import OPTIONS
+from slipstream.services.front.answer_format import OPTION_OF
 from slipstream.services.front.chat_messages import MAX_MESSAGES, ROLES
 from slipstream.services.front.chat_request import DOCUMENT_FIELDS, NEUTRAL, OWN_NAMES, TOLERATED
 from slipstream.services.front.endpoints import Endpoint, Schema
@@ -110,6 +111,26 @@ _OF_DOCUMENTS = {"surface": SURFACES, "stage": STAGES, "ocr": OCR_WHEN}
 """Options of documents with a choice."""
 
 
+_STRUCTURES: Mapping[str, Any] = {
+    "json": {"type": ["object", "string"]},
+    "regex": _TEXT,
+    "choice": {"type": "array", "items": {"type": "string", "minLength": 1}},
+    "json_object": {"type": "boolean"},
+}
+_FORMAT = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": ["text", "json_object", "json_schema"]},
+        "json_schema": {
+            "type": "object",
+            "required": ["schema"],
+            "properties": {"schema": {"type": "object"}},
+        },
+    },
+}
+
+
 def chat_schema() -> Schema:
     """Of a chat request."""
     by_name = {spec.name: option_schema(spec) for spec in OPTIONS}
@@ -139,8 +160,11 @@ def chat_schema() -> Schema:
         "prediction": {"type": "object", "required": ["type", "content"]},
         "media_io_kwargs": {"type": "object"},
         "mm_processor_kwargs": {"type": "object"},
+        "response_format": _FORMAT,
+        "structured_outputs": {"type": "object", "properties": _STRUCTURES, "additionalProperties": False},
         "slipstream": {"type": "object", "properties": own, "additionalProperties": False},
     }
+    fields |= {f"guided_{name}": _STRUCTURES[name] for name in OPTION_OF}
     fields |= {name: by_name[name] for name in ("temperature", "top_p", "top_k", "repetition_penalty", "seed")}
     fields |= {name: {"enum": [*values, None]} for name, values in NEUTRAL.items()}
     fields |= {name: {} for name in sorted(TOLERATED)}

@@ -3,9 +3,10 @@
 import asyncio
 import base64
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 
 from slipstream.messages import Caption
@@ -55,6 +56,26 @@ async def test_the_text_is_that_of_plain_decoding(served: Served) -> None:
     figures = answer.slipstream
     assert set(figures) >= {"tau", "M", "passes", "speedup", "receipt"} and figures["passes"] > 0
     assert figures["receipt"]["media_bytes"] == len(served.clips[0])
+
+
+async def test_an_answer_is_json_of_the_schema_that_is_asked_for(served: Served) -> None:
+    """By the client's own way of asking for it; the words are of no model that could say more."""
+
+    class Scene(pydantic.BaseModel):
+        model_config = pydantic.ConfigDict(extra="forbid")
+        place: Literal["indoors", "outdoors"]
+        objects: int = pydantic.Field(ge=1, le=99)
+
+    given = {"model": served.model, "messages": asked(data_url(served.clips[0])), "max_completion_tokens": 400}
+    answer = await served.client.chat.completions.parse(**given, response_format=Scene, extra_body=EXTRA)
+    scene = answer.choices[0].message.parsed
+    assert isinstance(scene, Scene) and answer.choices[0].finish_reason == "stop"
+    plain = await chat(served, data_url(served.clips[0]), extra={"structured_outputs": {"choice": ["a star", "none"]}})
+    assert plain.choices[0].message.content in ("a star", "none")
+    wrong = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "foo"}}}
+    with pytest.raises(openai.BadRequestError, match="Invalid type: foo") as refused:
+        await chat(served, data_url(served.clips[0]), response_format=wrong)
+    assert refused.value.param == "response_format.json_schema.schema"
 
 
 async def test_a_stream_is_the_same_text_with_usage_at_its_end(served: Served) -> None:
