@@ -22,7 +22,6 @@ from bench.methods.samples import Sample, median, reference_sample, stack_sample
 from bench.reference import Generated, start_reference
 from slipstream import AsyncCaptioner, CaptionOptions, connect_async
 from slipstream.errors import SlipstreamError
-from slipstream.sampling.params import GREEDY, SamplingParams
 from slipstream.speculation.methods import Drafter, get_method
 from slipstream.stack.local import FRESH, Stack, StackOptions
 
@@ -130,8 +129,8 @@ class Comparison:
     clips: Sequence[Path]
     template: Task
     budget: Budget
-    sampling: CaptionOptions | None = None
-    """None: greedy. Otherwise temperature and seed of all captions."""
+    sampling: CaptionOptions = field(default_factory=CaptionOptions)
+    """Temperature, seed and structure of all captions; without them greedy, and any text."""
     findings: Findings = field(default_factory=Findings)
 
     def __post_init__(self) -> None:
@@ -213,7 +212,7 @@ class Comparison:
     async def _consult(self) -> None:
         """What the texts say of the draft's agreement, of lossy methods' acceptance, and of the tokens kept."""
         plain = [sample for sample in self.findings.samples if sample.method == ENGINE_PLAIN]
-        drawn = GREEDY if self.sampling is None else SamplingParams(self.sampling.temperature, seed=self.sampling.seed)
+        drawn = self.sampling.sampling
         for sample in plain:
             say(f"the draft's agreement on {Path(sample.clip).stem}")
             task = replace(self.template, video=Path(sample.clip))
@@ -251,7 +250,7 @@ class Comparison:
     async def _caption(self, name: str, place: Place, clip: Path, options: CaptionOptions) -> Sample:
         prompt, num_frames, most = self.template.prompt, self.template.num_frames, self.template.max_new_tokens
         asked = options.over(CaptionOptions(prompt, num_frames=num_frames, max_new_tokens=most))
-        asked = asked if self.sampling is None else self.sampling.over(asked)
+        asked = self.sampling.over(asked)
         sample = stack_sample(name, str(clip), *await self.processes.stacks[place].caption(clip, asked))
         if sample.figures.get("drafts_lost"):
             self.findings.notes.append(f"{name} lost its draft on {clip.stem}, and went on without for a while")

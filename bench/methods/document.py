@@ -149,6 +149,7 @@ def make_document(
             "draft": _shown(template.draft),
             "minutes": run["minutes"],
             "temperature": run.get("temperature", 0.0),
+            "json_schema": run.get("json_schema", ""),
         },
         "notes": findings.notes,
         "methods": rows,

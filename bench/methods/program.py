@@ -31,14 +31,22 @@ async def measure(given: Namespace, compared: Sequence[BenchMethod], command: st
     async with start_processes(given.target, given.draft, given.device, given.dtype) as processes:
         prompt = processes.default_prompt
         template = Task(clips[0], given.frames, prompt, given.max_new_tokens, given.target, given.draft)
-        sampling = CaptionOptions(temperature=given.temperature, seed=SEED) if given.temperature else None
-        comparison = Comparison(processes, compared, clips, template, budget, sampling)
+        comparison = Comparison(processes, compared, clips, template, budget, kept_to(given))
         await comparison.warm_up()
         await comparison.run()
     say("comparing with theory")
     run = {"command": command, "started": started.isoformat(timespec="seconds"), "wall_s": budget.spent_s}
     run |= {"minutes": given.minutes, "device": given.device, "temperature": given.temperature, "pruner": given.pruner}
+    run["json_schema"] = given.json_schema.name if given.json_schema else ""
     return make_document(comparison.findings, compared, template, clips, run)
+
+
+def kept_to(given: Namespace) -> CaptionOptions:
+    """What all captions are chosen by."""
+    drawn = CaptionOptions(temperature=given.temperature, seed=SEED) if given.temperature else CaptionOptions()
+    if not given.json_schema:
+        return drawn
+    return CaptionOptions(json_schema=given.json_schema.read_text()).over(drawn)
 
 
 def parse_work(argv: Sequence[str]) -> tuple[Namespace, list[BenchMethod]]:
@@ -52,6 +60,9 @@ def parse_work(argv: Sequence[str]) -> tuple[Namespace, list[BenchMethod]]:
         "--vary", nargs="+", default=[], metavar="OPTION=VALUES", help="more rows of slipstream, as alpha=0,0.5,0.9"
     )
     parser.add_argument("--pruner", choices=PRUNERS, help="of all drafts that see the video; without it, their own")
+    parser.add_argument(
+        "--json-schema", type=Path, metavar="FILE", help="of all captions; transformers and lossy methods are left out"
+    )
     parser.add_argument("--methods", nargs="+", metavar="NAME", help="rows to measure; without it, all")
     parser.add_argument("--report", type=Path, help="write results.md, results.json and the plots into this folder")
     given = parser.parse_args(argv)
@@ -64,7 +75,7 @@ def parse_work(argv: Sequence[str]) -> tuple[Namespace, list[BenchMethod]]:
     unknown = set(given.methods or ()) - {method.name for method in compared}
     if unknown:
         parser.error(f"--methods: there is no {', '.join(sorted(unknown))}")
-    if given.temperature:
+    if given.temperature or given.json_schema:
         compared = [method for method in compared if not method.lossy and method.place is not Place.OUTSIDE]
     return given, [method for method in compared if not given.methods or method.name in given.methods]
 

@@ -132,6 +132,7 @@ def make_page(document: Row, pictures: Sequence[str]) -> str:
     versions = ", ".join(f"{name} {machine[name]}" for name in ("python", "torch", "transformers") if name in machine)
     minutes, temperature = (document.get("wall_s") or 0.0) / 60, setup.get("temperature")
     how = f"temperature {temperature:g}" if temperature else "greedy"
+    how += f", JSON of {setup['json_schema']}" if setup.get("json_schema") else ""
     facts = [
         f"`{document.get('command')}`, started {document.get('started')}, {minutes:.0f} minutes.",
         f"Machine: {machine.get('processor')}, {machine.get('usable_cores')} usable cores, one and a torch thread for "

@@ -9,10 +9,10 @@ from bench.methods.agreement import Agreement
 from bench.methods.comparison import Findings, recorded_pruner
 from bench.methods.document import make_document
 from bench.methods.listing import Family, methods
-from bench.methods.program import parse_work
+from bench.methods.program import SEED, kept_to, parse_work
 from bench.methods.samples import Sample, WindowCost, timeline
 from bench.simulate_trees import TreeTrace
-from slipstream import Trace
+from slipstream import CaptionOptions, Trace
 
 TABLE = methods(side_clips=1)
 FIGURES = {
@@ -63,6 +63,13 @@ def test_sampled_runs_leave_out_what_samples_otherwise_or_is_lossy() -> None:
     given, sampled = parse_work(["--temperature", "1"])
     assert given.temperature == 1.0
     assert [m.name for m in sampled] == [m.name for m in greedy if m.family not in (Family.LOSSY, Family.OUTSIDE)]
+
+
+def test_runs_of_a_structure_leave_out_the_same_and_ask_for_it(tmp_path: Path) -> None:
+    (tmp_path / "scene.json").write_text('{"type": "object"}')
+    given, structured = parse_work(["--json-schema", str(tmp_path / "scene.json"), "--temperature", "0.5"])
+    assert kept_to(given) == CaptionOptions(json_schema='{"type": "object"}', temperature=0.5, seed=SEED)
+    assert structured == parse_work(["--temperature", "1"])[1]
 
 
 def test_one_pruner_for_every_draft_that_sees_the_video() -> None:

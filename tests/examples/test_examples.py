@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import runpy
 import sys
 from collections.abc import AsyncIterator
@@ -68,6 +69,11 @@ async def test_ask_again(pocket: Pocket) -> None:
     printed = await run("ask_again.py", pocket.clip, pocket.gateway)
     at_hand = [int(line.strip().removeprefix("(").split()[0]) for line in printed.splitlines() if "at hand" in line]
     assert len(at_hand) == 3 and min(at_hand[1:]) > 0, "the video's prefill is found again"
+
+
+async def test_json_captions(pocket: Pocket) -> None:
+    (line,) = (await run("json_captions.py", pocket.gateway, pocket.clip)).splitlines()
+    assert list(json.loads(line)) == ["video", "opening", "background", "scenes"]
 
 
 async def test_stream_live(pocket: Pocket) -> None:
