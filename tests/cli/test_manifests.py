@@ -81,6 +81,15 @@ def test_all_forms_say_the_same(rows: list[dict[str, Any]]) -> None:
     assert items(as_parquet(rows), "LIST.PARQUET") == found
 
 
+def test_whole_numbers_may_be_floats() -> None:
+    """As pandas writes them where one of a column is missing."""
+    rows = [{"source": "a.mp4", "num_frames": 32.0, "top_k": 5.0, "size": 7.0, "temperature": 1.0}, {"source": "b.mp4"}]
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    for found in (items(lines, "a.jsonl"), items(as_csv(rows), "a.csv"), items(as_parquet(rows), "a.parquet")):
+        assert found[0].caption == {"num_frames": 32, "top_k": 5, "temperature": 1} and found[0].num_bytes == 7
+    assert "num_frames must be a whole number, not 32.5" in error(b'{"source": "a", "num_frames": 32.5}', "a.jsonl")
+
+
 def test_a_manifest_may_say_how_large_each_is() -> None:
     rows = [{"source": "a.mp4", "size": 2**40}, {"source": "b.mp4"}]
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()

@@ -293,7 +293,7 @@ def _cell(name: str, text: str) -> Any:
 
 def item_of(fields: Row, folder: Folder) -> BatchItem:
     """The item of one row, in which null says nothing. Raises `InvalidRequest` that says what is wrong with it."""
-    fields = {name: value for name, value in fields.items() if value is not None}
+    fields = {name: _number(value) for name, value in fields.items() if value is not None}
     unknown = sorted(fields.keys() - KNOWN_KEYS)
     if unknown:
         raise InvalidRequest(f"unknown key {unknown[0]!r}; known are {', '.join(sorted(KNOWN_KEYS))}")
@@ -317,6 +317,11 @@ def item_of(fields: Row, folder: Folder) -> BatchItem:
         document=document,
         num_bytes=_num_bytes(fields[SIZE_KEY]) if SIZE_KEY in fields else None,
     )
+
+
+def _number(value: Any) -> Any:
+    """The whole numbers of a table are floats where one of their column is missing; JSON does not tell 32.0 from 32."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _num_bytes(size: Any) -> int:
