@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import pypdfium2 as pdfium
 import pypdfium2.raw as pdfium_c
-from PIL import Image, ImageOps
-from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION
+from PIL import ExifTags, Image, ImageOps
+from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION, X_RESOLUTION, Y_RESOLUTION
 
 from slipstream.documents.layout import around
 from slipstream.documents.messages import Box, DocumentLimits, TextLine
@@ -215,6 +215,8 @@ class _Images:
 
     def __init__(self, data: bytes, limits: DocumentLimits) -> None:
         self._limits = limits
+        self._shapes: dict[int, float] = {}
+        """Of the pixels of pages; once one is drawn, Pillow has turned it and forgotten that."""
         try:
             self._image = Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
             self.num_pages = getattr(self._image, "n_frames", 1) if self._image.format == "TIFF" else 1
@@ -230,18 +232,19 @@ class _Images:
         try:
             self._image.seek(page - 1)
             check_image(*self._image.size, self._limits)
+            shape = self._shapes.setdefault(page, _pixel_shape(self._image))
             upright = _as_rgb(ImageOps.exif_transpose(self._image), is_white_zero=_is_white_zero(self._image))
         except (OSError, SyntaxError, ValueError, TypeError, EOFError) as error:
             raise UnreadableDocument(f"image {page} of the file is damaged or cut off; export it again") from error
-        shrink = math.sqrt(max_pixels / (upright.width * upright.height))
-        if shrink < 1:
-            width, height = size = int(upright.width * shrink), int(upright.height * shrink)
-            if not width or not height:
-                raise LimitExceeded(
-                    f"an image of {upright.width} x {upright.height} pixels is too long and thin to be drawn in"
-                    f" {max_pixels} pixels"
-                )
-            upright = upright.resize(size, Image.Resampling.BOX)
+        width, height = upright.width * max(1.0, shape), upright.height * max(1.0, 1 / shape)
+        shrink = min(1.0, math.sqrt(max_pixels / (width * height)))
+        if 0 in (size := (int(width * shrink), int(height * shrink))):
+            raise LimitExceeded(
+                f"an image of {upright.width} x {upright.height} pixels is too long and thin to be drawn in"
+                f" {max_pixels} pixels"
+            )
+        if size != upright.size:
+            upright = upright.resize(size, Image.Resampling.BOX if shape == 1 else Image.Resampling.BICUBIC)
         return np.asarray(upright), 0.0
 
     def text_lines(self, page: int, picture: Picture) -> list[TextLine]:
@@ -251,6 +254,22 @@ class _Images:
 def _is_white_zero(image: Image.Image) -> bool:
     """Whether a TIFF says that 0 is white."""
     return getattr(image, "tag_v2", {}).get(PHOTOMETRIC_INTERPRETATION) == 0
+
+
+_SQUARE, _MOST_OBLONG = 0.011, 4.0
+_LAST_NOT_TURNED = 4
+"""EXIF's orientations behind it are a quarter turn from upright."""
+
+
+def _pixel_shape(image: Image.Image) -> float:
+    """How much wider than high the pixels of a TIFF are on paper, where it stands upright; those of a coarse fax are
+    about half as wide as high. Less than 1.1 % is none, and more than 4 to 1 is not believed."""
+    tags: Any = getattr(image, "tag_v2", {})
+    across, down = (float(tags.get(tag) or 1) for tag in (X_RESOLUTION, Y_RESOLUTION))
+    shape = down / across if across and down else 1.0
+    if not 1 / _MOST_OBLONG <= shape <= _MOST_OBLONG or abs(shape - 1) < _SQUARE:
+        return 1.0
+    return 1 / shape if tags.get(ExifTags.Base.Orientation, 1) > _LAST_NOT_TURNED else shape
 
 
 def _as_rgb(image: Image.Image, *, is_white_zero: bool) -> Image.Image:

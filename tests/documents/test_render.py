@@ -34,6 +34,32 @@ def opened(image: Image.Image, kind: str, **options: object) -> OpenDocument:
     return open_document(data.getvalue(), DocumentLimits())
 
 
+@pytest.mark.parametrize(
+    ("dpi", "size"),
+    [
+        ((204, 98), (60, 83)),
+        ((204, 196), (60, 41)),
+        ((204, 204), (60, 40)),
+        ((100, 200), (120, 40)),
+        ((72, 1), (60, 40)),
+    ],
+)
+@pytest.mark.parametrize("orientation", [1, TURNED])
+def test_a_fax_is_as_high_as_it_was_on_paper(dpi: tuple[int, int], size: tuple[int, int], orientation: int) -> None:
+    """Coarse ones have half as many rows an inch as columns."""
+    document = opened(picture("1"), "TIFF", dpi=dpi, tiffinfo={274: orientation})
+    shown, again = (document.draw(1, 72, 10**6)[0] for _ in range(2))
+    assert shown.shape == again.shape
+    assert shown.shape[1::-1] == (size if orientation == 1 else size[::-1])
+    corner = shown[:8, :8] if orientation == 1 else shown[:8, -8:]
+    assert corner.max() < 128 < shown[-8:, 8:-8].min(), "upright"
+
+
+def test_a_fax_that_is_scaled_down_keeps_its_shape() -> None:
+    height, width = opened(picture("1"), "TIFF", dpi=(204, 98)).draw(1, 72, 1200)[0].shape[:2]
+    assert height * width <= 1200 and height / width == pytest.approx(83 / 60, rel=0.05)
+
+
 @pytest.mark.parametrize(("width", "words"), [(60_000, "too long and thin"), (190_000_000, "scale it down")])
 def test_images_that_cannot_be_drawn_in_so_few_pixels(width: int, words: str) -> None:
     """The second has more than Pillow opens."""
