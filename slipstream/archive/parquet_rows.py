@@ -172,7 +172,7 @@ def _of_shared(shared: SharedFrom | None) -> dict[str, Any]:
 def _of_receipt(receipt: Receipt) -> dict[str, Any]:
     draft = receipt.draft or NO_MODEL
     return {
-        "prompt": receipt.options.get("prompt"),
+        "prompt": None if receipt.options.get("prompts") else receipt.options.get("prompt"),
         "method": receipt.options.get("method"),
         "target_model": receipt.target.model_id,
         "target_revision": receipt.target.revision,

@@ -27,8 +27,10 @@ def check_subtitles(path: Path | None, options: CaptionOptions, num_videos: int)
         return
     if path.suffix.lower() not in EXTENSIONS:
         raise InvalidConfig(f"--subtitles {str(path)!r}: the file's name must end in .vtt or .srt")
-    if not options.in_segments or num_videos != 1:
-        raise InvalidConfig("--subtitles is a file for one film whose segments are captioned: give --segments too")
+    if num_videos != 1:
+        raise InvalidConfig(f"--subtitles is a file for one film: give {num_videos} films one by one")
+    if not options.in_segments:
+        raise InvalidConfig("--subtitles is for a film whose segments are captioned: give --segments too")
     check_file(path)
 
 

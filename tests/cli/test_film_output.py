@@ -134,7 +134,7 @@ def test_what_people_and_programs_are_shown() -> None:
     [
         ("a.txt", CaptionOptions(segments="shots"), 1, "must end in .vtt or .srt"),
         ("a.vtt", CaptionOptions(), 1, "give --segments too"),
-        ("a.SRT", CaptionOptions(segments="shots"), 2, "for one film"),
+        ("a.SRT", CaptionOptions(segments="shots"), 2, "is a file for one film: give 2 films one by one"),
         ("/nowhere/a.srt", CaptionOptions(segments="shots"), 1, "its folder does not exist"),
     ],
 )

@@ -64,6 +64,9 @@ def test_several_prompts_and_a_summary(tmp_path: Path) -> None:
         (1, "What?", "1 0"),
         (1, "Who?", "1 1"),
     ]
+    several = replace(RECEIPT, options={"prompt": "the gateway's", "prompts": ["What?", "Who?"]})
+    whole, *_ = written(tmp_path / "without.parquet", (replace(JOB, receipt=several), answers))
+    assert whole["prompt"] is None, "it was not asked"
     failed = replace(summary, caption=None, receipt=None, error="no room")
     whole, *_ = written(tmp_path / "failed.parquet", (JOB, [*answers, failed]))
     assert (whole["text"], whole["error"]) == (None, "no room")

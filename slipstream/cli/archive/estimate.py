@@ -195,8 +195,9 @@ class Told:
         lines += [
             f"tokens   {_range(found.tokens, 'tokens', 0)}",
             f"results  {_range(found.result_bytes.times(1e-6), 'MB as JSON lines', 2)}",
-            f"video    {_range(found.video_s.times(1 / SECONDS_PER_HOUR), 'h of video', 2)}",
         ]
+        if found.video_s.high:  # documents have none
+            lines.append(f"video    {_range(found.video_s.times(1 / SECONDS_PER_HOUR), 'h of video', 2)}")
         if (gained := speedup(self.sampled.totals)) is not None:
             lines.append(f"speedup  decoding {gained:.2f} times as fast as plain decoding in the sample")
         if (other := self.compared) is not None:
