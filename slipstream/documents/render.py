@@ -3,6 +3,7 @@
 import ctypes
 import io
 import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
@@ -62,6 +63,8 @@ class _Pdf:
             raise UnreadableDocument("the PDF has no page that can be found; it is damaged, export it again")
         with suppress(pdfium.PdfiumError):  # a form whose fields cannot be drawn
             self._document.init_forms()
+        self._rotations: dict[int, int] = {}
+        """Of pages that were opened, in degrees clockwise."""
 
     def draw(self, page: int, dpi: float, max_pixels: int) -> tuple[Picture, float]:
         with self._page(page) as opened:
@@ -103,6 +106,9 @@ class _Pdf:
                 f"page {page} of the PDF cannot be read; it is damaged, leave it out by `pages`"
             ) from None
         try:
+            if page not in self._rotations:
+                self._rotations[page] = _upright(opened)
+            opened.set_rotation(self._rotations[page])
             yield opened
         finally:
             opened.close()
@@ -114,6 +120,29 @@ def _not_opened(code: int | None) -> UnreadableDocument:
             "the PDF is encrypted and needs a password; documents with one are not taken, save it without"
         )
     return UnreadableDocument("this is no PDF that can be read: it is damaged, cut off or empty; export it again")
+
+
+_MOST_LETTERS, _FEWEST_LETTERS = 2000, 20
+_SAME_WAY = 0.9
+
+
+def _upright(page: Any) -> int:
+    """The rotation of a page, in degrees clockwise, by which it is to be read: its own, or that of nearly all letters
+    that are seen on it, as on one with a table that lies on its side. What is not seen, as the text layer of a scan, is
+    not asked."""
+    try:
+        text = page.get_textpage()
+    except pdfium.PdfiumError:
+        return int(page.get_rotation())
+    turns: Counter[int] = Counter()
+    for place in range(min(text.count_chars(), _MOST_LETTERS)):
+        letter = pdfium_c.FPDFText_GetTextObject(text, place)
+        is_seen = pdfium_c.FPDFTextObj_GetTextRenderMode(letter) != pdfium_c.FPDF_TEXTRENDERMODE_INVISIBLE
+        if is_seen and not chr(pdfium_c.FPDFText_GetUnicode(text, place)).isspace():
+            turns[round(-math.degrees(pdfium_c.FPDFText_GetCharAngle(text, place)) / 90) % 4 * 90] += 1
+    ((turn, count),) = turns.most_common(1) or [(0, 0)]
+    is_clear = count >= max(_FEWEST_LETTERS, _SAME_WAY * turns.total())
+    return turn if is_clear else int(page.get_rotation())
 
 
 class _Run:

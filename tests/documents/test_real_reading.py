@@ -143,10 +143,14 @@ async def test_a_picture_as_long_as_a_web_page_is_read_to_its_end(pool: ReaderPo
 @pytest.mark.long
 async def test_a_page_turned_in_its_pdf_has_its_layer_in_the_right_places(pool: ReaderPool) -> None:
     lines = [sentence(seed, 7) for seed in range(5)]
-    turned = pdf_of([paragraph(72, 700, lines, 12)]).replace(b"/MediaBox", b"/Rotate 90 /MediaBox", 1)
-    draft = await read(pool, turned)
-    assert draft.width > draft.height
-    assert all(region.box.width < region.box.height for region in draft.regions if region.text)
+    content = b"q 0 1 -1 0 595 0 cm " + paragraph(72, 500, lines, 12) + b"Q"
+    turned = pdf_of([content]).replace(b"/MediaBox", b"/Rotate 90 /MediaBox", 1)
+    for rotation in (b"90", b"270"):  # the second stands upside down, by what it says
+        draft = await read(pool, turned.replace(b"/Rotate 90", b"/Rotate " + rotation))
+        assert draft.width > draft.height
+        assert {region.origin for region in draft.regions if region.text} == {Origin.TEXT_LAYER}
+        assert all(region.box.width > region.box.height for region in draft.regions if region.text)
+        assert plain(page_text(draft.regions)) == plain(" ".join(lines))
 
 
 @pytest.mark.long

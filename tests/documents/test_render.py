@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from slipstream.documents.layout import make_regions
-from slipstream.documents.messages import DocumentLimits, Origin
+from slipstream.documents.messages import DocumentLimits, Origin, TextLine
 from slipstream.documents.render import OpenDocument, open_document
 from slipstream.documents.surfaces import page_text
 from slipstream.errors import LimitExceeded
@@ -53,6 +53,48 @@ def test_a_fax_is_as_high_as_it_was_on_paper(dpi: tuple[int, int], size: tuple[i
     assert shown.shape[1::-1] == (size if orientation == 1 else size[::-1])
     corner = shown[:8, :8] if orientation == 1 else shown[:8, -8:]
     assert corner.max() < 128 < shown[-8:, 8:-8].min(), "upright"
+
+
+def turned(degrees: int, lines: int, mode: int = 0) -> bytes:
+    """Lines of words that stand turned on the page, counter-clockwise."""
+    across, down = {0: (1, 0), 90: (0, 1), 180: (-1, 0), 270: (0, -1)}[degrees]
+    content = b""
+    for number in range(lines):
+        x, y = {0: (72, 760 - 30 * number), 90: (72 + 30 * number, 72)}.get(degrees, (0, 0))
+        x, y = {180: (520, 72 + 30 * number), 270: (520 - 30 * number, 760)}.get(degrees, (x, y))
+        words = f"BT {mode} Tr /F 14 Tf {across} {down} {-down} {across} {x} {y} Tm (line {number} of the page) Tj ET\n"
+        content += words.encode()
+    return content
+
+
+def shown(content: bytes, rotate: int) -> tuple[tuple[int, ...], list[TextLine]]:
+    """The picture's shape, and the text layer in it."""
+    data = pdf_of([content]).replace(b"/Type /Page /Parent", b"/Type /Page /Rotate %d /Parent" % rotate)
+    document = open_document(data, DocumentLimits())
+    picture, _ = document.draw(1, 72, 10**6)
+    assert np.array_equal(document.draw(1, 72, 10**6)[0], picture)
+    return picture.shape, document.text_lines(1, picture)
+
+
+@pytest.mark.parametrize("rotate", [0, 90, 180, 270])
+@pytest.mark.parametrize("degrees", [0, 90, 180, 270])
+def test_a_page_stands_as_nearly_all_its_letters_do(degrees: int, rotate: int) -> None:
+    shape, lines = shown(turned(degrees, 9), rotate)
+    assert shape[:2] == ((842, 595) if degrees in (0, 180) else (595, 842))
+    assert [line.text for line in lines] == [f"line {number} of the page" for number in range(9)]
+    assert all(line.box.width > line.box.height for line in lines)
+    assert [line.box.top for line in lines] == sorted(line.box.top for line in lines)
+
+
+@pytest.mark.parametrize("rotate", [0, 90])
+@pytest.mark.parametrize(
+    "content",
+    [turned(90, 9, mode=3), turned(90, 1)[:-30] + b"(a) Tj ET\n", turned(0, 5) + turned(90, 5)],
+    ids=["not seen", "few", "both ways"],
+)
+def test_a_page_whose_letters_say_nothing_clear_stands_as_it_says(content: bytes, rotate: int) -> None:
+    shape, _ = shown(content, rotate)
+    assert shape[:2] == ((595, 842) if rotate else (842, 595))
 
 
 def test_a_fax_that_is_scaled_down_keeps_its_shape() -> None:
