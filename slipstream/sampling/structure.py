@@ -31,6 +31,10 @@ MOST_BEGUN = 5
 """Parsers of one text. What a parser has looked at counts, and most of that was drafted and never became text: it is
 not to end a text that could go on. Each may take a second to find that it cannot."""
 MAX_REASON_CHARS = 300
+NOT_TOLD = "<non-verbose/>"
+"""Stands in llguidance's errors for the state of its parser."""
+NO_SUCH_TEXT = ("NoExtensionBias", "there is no such text")
+"""llguidance's words where nothing at all may come next, and ours."""
 WHITESPACE = r" |\n[ \t]{0,24}"
 """Between the signs of JSON, at most once: as it is usually written, on one line or indented. Small models would go on
 with blanks and new lines for ever. A schema may say another: `{"x-guidance": {"whitespace_pattern": ""}}`."""
@@ -61,7 +65,11 @@ class Structures:
         with self._lock:
             tokens = self._tokens
         limits = LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
-        structure = Structure(partial(LLMatcher, tokens, _grammar(params), log_level=0, limits=limits), _name(params))
+        try:
+            grammar = _grammar(params)
+        except ValueError as error:  # Python takes more for JSON: NaN, 1e999, half of a pair of surrogates, 128 levels
+            raise _refusal(_name(params), str(error)) from None
+        structure = Structure(partial(LLMatcher, tokens, grammar, log_level=0, limits=limits), _name(params))
         structure.allowed((), ())  # some are found to be too much where the first tokens are asked for
         return structure
 
@@ -125,7 +133,7 @@ class Structure:
             if not self._take(token):
                 if self._matcher.is_stopped():
                     return False
-                raise InvalidRequest(f"{self._name}: no text can be kept to it: its parser refuses what it allowed")
+                raise _refusal(self._name, "its parser refuses what it allowed")
         return True
 
     def _take(self, token: int) -> bool:
@@ -142,8 +150,7 @@ class Structure:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            reason = " ".join(self._matcher.get_error().split())[:MAX_REASON_CHARS]
-            raise InvalidRequest(f"{self._name}: no text can be kept to it: {reason}")
+            raise _refusal(self._name, self._matcher.get_error().removesuffix(NOT_TOLD).replace(*NO_SUCH_TEXT))
 
 
 def _grammar(params: SamplingParams) -> str:
@@ -157,6 +164,10 @@ def _grammar(params: SamplingParams) -> str:
 
 def _name(params: SamplingParams) -> str:
     return "json_schema" if params.json_schema else "regex" if params.regex else "choice"
+
+
+def _refusal(name: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"{name}: no text can be kept to it: {' '.join(reason.split())[:MAX_REASON_CHARS]}")
 
 
 def _literally(text: str) -> str:

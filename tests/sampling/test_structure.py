@@ -225,11 +225,28 @@ WALKS_OF_TWO = PartialRegex("ab|c", BACKEND, [EOS])
         ({"json_schema": '{"type": "foo"}'}, "json_schema: no text can be kept to it: Invalid type: foo"),
         ({"json_schema": '{"not": {}}'}, r"json_schema: no text can be kept to it: Unimplemented keys: \[.not.\]"),
         ({"json_schema": '{"$ref": "file:///etc/hosts"}'}, "json_schema: no text can be kept to it: .*not present"),
+        ({"json_schema": '{"$ref": "#"}'}, "json_schema: no text can be kept to it: there is no such text$"),
+        ({"regex": r"[^\s\S]"}, "regex: no text can be kept to it: there is no such text$"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_by_its_name(asked: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{told}"):
         STRUCTURES.open(SamplingParams(**asked).check())
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        '{"maximum": Infinity}',
+        '{"const": 1e999}',
+        '{"const": "\\ud800"}',
+        '{"items": ' * 130 + "{}" + "}" * 130,
+    ],
+    ids=["Infinity", "1e999", "surrogate", "deep"],
+)
+def test_what_is_json_to_python_alone_is_refused(schema: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"^json_schema: no text can be kept to it: .* at line 1 column"):
+        STRUCTURES.open(SamplingParams(json_schema=schema).check())
 
 
 def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,10 +273,11 @@ def test_what_other_texts_took_is_nothing_to_this_one(monkeypatch: pytest.Monkey
 
 
 def test_what_takes_too_much_ends_its_own_text_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(InvalidRequest, match=r"^regex: no text can be kept to it"):  # noqa: PT012
+    with pytest.raises(InvalidRequest, match=r"^regex: no text can be kept to it") as refused:  # noqa: PT012
         structure = STRUCTURES.open(SamplingParams(regex="((a{100}){100}){100}").check())
         text: list[int] = []
         while len(text) < 100:
             text.append(ids(structure.allowed(text, ())[0])[-1])
     assert ids(STRUCTURES.open(SamplingParams(choice=("c",))).allowed((), ())[0]) == BACKEND.encode("c").ids
     assert capfd.readouterr().err == ""
+    assert str(refused.value).endswith("too many expressions constructed")
