@@ -10,6 +10,8 @@ from slipstream.services.front.chat_messages import Asked, check_names, object_a
 ANY_OBJECT = {"type": "object"}
 OPTION_OF: Mapping[str, str] = {"json": "json_schema", "regex": "regex", "choice": "choice"}
 """By vLLM's names for them."""
+IDLE_SWITCHES = ("disable_any_whitespace", "disable_additional_properties", "disable_fallback")
+"""Of vLLM's `structured_outputs`, which a program that spells out all of its fields has as false."""
 FORMAT_FIELDS = ("response_format", "structured_outputs", *(f"guided_{name}" for name in OPTION_OF))
 
 
@@ -20,7 +22,7 @@ def read_format(fields: Mapping[str, Any], asked: Asked) -> None:
     if "structured_outputs" in fields:
         _read_structured_outputs(object_at(fields["structured_outputs"], "structured_outputs"), asked)
     for name, option in OPTION_OF.items():
-        asked.give(option, fields.get(f"guided_{name}"), f"guided_{name}")
+        _give(option, fields.get(f"guided_{name}"), f"guided_{name}", asked)
 
 
 def _read_response_format(said: Mapping[str, Any], asked: Asked) -> None:
@@ -42,12 +44,20 @@ def _read_response_format(said: Mapping[str, Any], asked: Asked) -> None:
 
 
 def _read_structured_outputs(said: Mapping[str, Any], asked: Asked) -> None:
+    said = {name: value for name, value in said.items() if not (name in IDLE_SWITCHES and value is False)}
     check_names(said, {*OPTION_OF, "json_object"}, "structured_outputs")
-    for name, value in said.items():
-        param = f"structured_outputs.{name}"
-        if name == "json_object":
-            if not isinstance(value, bool | None):
-                raise ApiError(f"{param} must be true or false", param=param)
-            asked.give("json_schema", ANY_OBJECT if value else None, param)
-        else:
-            asked.give(OPTION_OF[name], value, param)
+    is_any_object = said.get("json_object")
+    if not isinstance(is_any_object, bool | None):
+        param = "structured_outputs.json_object"
+        raise ApiError(f"{param} must be true or false", param=param)
+    if is_any_object:
+        asked.give("json_schema", ANY_OBJECT, "structured_outputs.json_object")
+    for name, option in OPTION_OF.items():
+        _give(option, said.get(name), f"structured_outputs.{name}", asked)
+
+
+def _give(option: str, value: Any, param: str, asked: Asked) -> None:
+    """What is empty would ask for free text, which is not what the field says."""
+    if value in ("", []):
+        raise ApiError(f"{param} is empty; leave it out for free text", param=param)
+    asked.give(option, value, param)

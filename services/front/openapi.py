@@ -9,7 +9,7 @@ from slipstream.documents.reading import OCR_WHEN, STAGES
 from slipstream.documents.surfaces import SURFACES
 from slipstream.option_specs import OptionSpec
 from slipstream.options import OPTIONS
-from slipstream.services.front.answer_format import OPTION_OF
+from slipstream.services.front.answer_format import IDLE_SWITCHES, OPTION_OF
 from slipstream.services.front.chat_messages import MAX_MESSAGES, ROLES
 from slipstream.services.front.chat_request import DOCUMENT_FIELDS, NEUTRAL, OWN_NAMES, TOLERATED
 from slipstream.services.front.endpoints import Endpoint, Schema
@@ -112,10 +112,11 @@ _OF_DOCUMENTS = {"surface": SURFACES, "stage": STAGES, "ocr": OCR_WHEN}
 
 
 _STRUCTURES: Mapping[str, Any] = {
-    "json": {"type": ["object", "string"]},
-    "regex": _TEXT,
-    "choice": {"type": "array", "items": {"type": "string", "minLength": 1}},
+    "json": {"type": ["object", "string"], "minLength": 1},
+    "regex": {"type": "string", "minLength": 1},
+    "choice": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
     "json_object": {"type": "boolean"},
+    **{name: {"const": False} for name in IDLE_SWITCHES},
 }
 _FORMAT = {
     "type": "object",
