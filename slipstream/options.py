@@ -16,7 +16,7 @@ from slipstream.config import UINT32_MAX, check_kind, check_range, check_unicode
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.option_specs import UNSET, OptionSpec, Receiver, keywords_help, spec_of
 from slipstream.option_specs import option as _option
-from slipstream.sampling.params import MAX_TOP_K, RULES, SamplingParams
+from slipstream.sampling.params import MAX_TOP_K, RULES, STRUCTURES, SamplingParams
 from slipstream.speculation.hints.tolerance import ToleranceRule
 from slipstream.speculation.methods import LOSSY_METHODS, METHODS, PRUNERS, GuidanceKind, Positions, Shape
 from slipstream.speculation.pacing import POLICIES
@@ -260,8 +260,11 @@ class CaptionOptions:
         return default if value is UNSET else value
 
     def over(self, defaults: "CaptionOptions") -> "CaptionOptions":
-        """These options, and those of `defaults` where these say nothing."""
-        return CaptionOptions(**defaults.given() | self.given())
+        """These options, and those of `defaults` where these say nothing. A structure takes the place of any other."""
+        given, others = self.given(), defaults.given()
+        if self.sampling.is_structured:
+            others = {name: value for name, value in others.items() if name not in STRUCTURES or not value}
+        return CaptionOptions(**others | given)
 
     @property
     def in_segments(self) -> bool:

@@ -190,7 +190,7 @@ class CaptionRows:
         """DONE; FAILED: the row is at fault; DEAD: it is given up, and the next start tries it again."""
         began_s, asked, result, error = time.time(), CaptionOptions(), "", None
         try:
-            asked = CaptionOptions.from_mapping({**self._stage.options, **row.options})
+            asked = CaptionOptions.from_mapping(row.options).over(CaptionOptions.from_mapping(self._stage.options))
             if isinstance(info, SlipstreamError):
                 raise info
             caption = self._patiently(partial(self._captioner.caption, row.video, options=asked))

@@ -97,6 +97,13 @@ def test_a_schema_may_be_the_object_that_it_is() -> None:
         CaptionOptions(json_schema={"enum": {1}})
 
 
+def test_a_structure_takes_the_place_of_any_other() -> None:
+    fallbacks = CaptionOptions(json_schema="", regex="", choice=(), prompt="a")
+    assert CaptionOptions(regex="a").over(fallbacks).given() == {**fallbacks.given(), "regex": "a"}
+    assert CaptionOptions(regex="a").over(CaptionOptions(json_schema={}, seed=1)) == CaptionOptions(regex="a", seed=1)
+    assert CaptionOptions(seed=1).over(CaptionOptions(choice=("a",))) == CaptionOptions(choice=("a",), seed=1)
+
+
 def test_what_is_not_given_stays_out() -> None:
     assert CaptionOptions().given() == {}
     assert not options_message(CaptionOptions()).ListFields()

@@ -62,7 +62,7 @@ def check_batch(batch: BatchOptions, config: GatewayConfig) -> None:
     _check_metadata(batch.metadata)
     if batch.document:
         document_options(batch.document)
-    _plan(batch.caption, config)
+    _plan(batch.caption, {}, config)
 
 
 def check_rights(batch: BatchOptions, owner: str, rights: OwnerRights, config: GatewayConfig) -> None:
@@ -129,13 +129,13 @@ def _read_cost(item: BatchItem, batch: BatchPayload, config: GatewayConfig) -> i
         raise InvalidRequest(f"source must have 1 to {MAX_SOURCE_CHARS} characters")
     if item.sha256 and not _SHA256.fullmatch(item.sha256):
         raise InvalidRequest("sha256 must have 64 hexadecimal digits")
-    return cost_of(_plan({**batch.caption, **item.caption}, config), config)
+    return cost_of(_plan(item.caption, batch.caption, config), config)
 
 
-def _plan(values: OptionValues, config: GatewayConfig) -> CaptionPlan:
-    if values.get("path") or values.get("request_id"):
+def _plan(own: OptionValues, shared: OptionValues, config: GatewayConfig) -> CaptionPlan:
+    if own.get("path") or own.get("request_id"):
         raise InvalidRequest("path and request_id must be empty in the options of a batch; an item names its source")
-    plan = make_plan(CaptionOptions.from_mapping(values), config)
+    plan = make_plan(CaptionOptions.from_mapping(own).over(CaptionOptions.from_mapping(shared)), config)
     if sum(len(text.encode()) for text in plan.options.prediction) > MAX_ITEM_HINT_BYTES:
         raise LimitExceeded(f"the predictions of a job have more than {MAX_ITEM_HINT_BYTES} bytes; give fewer of them")
     return plan

@@ -91,7 +91,7 @@ class JobPayload:
 
     def merged_options(self, batch: BatchPayload) -> CaptionOptions:
         """The batch's options with the job's own in their place. Raises `InvalidRequest`."""
-        return CaptionOptions.from_mapping({**batch.caption, **self.caption})
+        return CaptionOptions.from_mapping(self.caption).over(CaptionOptions.from_mapping(batch.caption))
 
     def page_options(self, batch: BatchPayload) -> CaptionOptions:
         """The same of a document's pages: how a batch samples and cuts its films, what it spares of them and what was

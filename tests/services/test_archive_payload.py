@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream.archive.intake import read_item
 from slipstream.archive.messages import (
+    BatchItem,
     BatchTotals,
     JobKind,
     ModelReceipt,
@@ -20,6 +22,7 @@ from slipstream.archive.messages import (
     document_values,
 )
 from slipstream.archive.quality import COUNTED_MARKS
+from slipstream.archive.queue import Priority
 from slipstream.archive.records import (
     BatchPayload,
     JobPayload,
@@ -42,6 +45,7 @@ from slipstream.documents.reading import OCR_WHEN, STAGES
 from slipstream.documents.surfaces import SURFACES
 from slipstream.messages import Caption, PassCost, SharedFrom, Speculation, VideoFacts
 from slipstream.options import OPTIONS, CaptionOptions
+from slipstream.sampling.params import STRUCTURES
 from slipstream.service_info import ModelInfo
 from slipstream.speculation.protocol import FinishReason
 
@@ -84,6 +88,17 @@ def test_a_jobs_options_stand_in_place_of_its_batchs(own: OptionValues, shared: 
     for name in ("prompt", "num_frames", "seed", "alpha", "gate", "stop"):
         giver = own if name in own else shared
         assert (name in merged) == (name in giver) and merged.get(name) == giver.get(name)
+
+
+@pytest.mark.parametrize("own", [{"choice": ["a", "b"]}, {"regex": "a+"}, {"json_schema": '{"type": "null"}'}])
+def test_a_jobs_structure_stands_in_place_of_any_of_its_batchs(own: OptionValues) -> None:
+    for shared in ({"json_schema": "{}"}, {"choice": ["c"], "seed": 3}, {"regex": "b"}):
+        batch = BatchPayload("", shared)
+        merged = JobPayload("", own, "").merged_options(batch)
+        assert merged == CaptionOptions(**own).over(CaptionOptions(**shared).without(*STRUCTURES))
+        assert not read_item(BatchItem("a", "/a.mp4", own), 1, batch, Priority.NORMAL, CONFIG).rejection
+    free = JobPayload("", {"json_schema": ""}, "").merged_options(BatchPayload("", {"json_schema": "{}"}))
+    assert not free.sampling.is_structured, "what is empty asks for free text"
 
 
 def test_results_come_back_as_they_were() -> None:
