@@ -69,7 +69,8 @@ class Structures:
             grammar = _grammar(params)
         except ValueError as error:  # Python takes more for JSON: NaN, 1e999, half of a pair of surrogates, 128 levels
             raise _refusal(_name(params), str(error)) from None
-        structure = Structure(partial(LLMatcher, tokens, grammar, log_level=0, limits=limits), _name(params))
+        begin = partial(LLMatcher, tokens, grammar, log_level=0, limits=limits)
+        structure = Structure(begin, _name(params), self._eos_token_ids)
         structure.allowed((), ())  # some are found to be too much where the first tokens are asked for
         return structure
 
@@ -88,9 +89,10 @@ class Structure:
     """What one text may go on with. Not for several threads at once. It goes along with the text that it is asked
     about, back and forth, and answers by that text alone."""
 
-    def __init__(self, begin: "Callable[[], LLMatcher]", name: str) -> None:
+    def __init__(self, begin: "Callable[[], LLMatcher]", name: str, eos_token_ids: Sequence[int]) -> None:
         self._begin = begin
         self._name = name
+        self._eos_token_ids = eos_token_ids
         self._matcher = begin()
         self._num_begun = 1
         self._text: list[int] = []
@@ -116,6 +118,8 @@ class Structure:
         if not self._go_to(output):
             return []
         rows = [self._next()]
+        if not rows[0].any():
+            raise _refusal(self._name, "none of the model's tokens goes on with it")
         for token in window:
             if not self._take(token):
                 break
@@ -146,7 +150,9 @@ class Structure:
     def _next(self) -> NDArray[np.bool_]:
         bits = self._matcher.compute_bitmask()
         self._check()
-        return np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little").view(np.bool_)
+        row = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little").view(np.bool_)
+        row[self._eos_token_ids] = self._matcher.is_accepting()  # one that spells a word is allowed as that, too
+        return row
 
     def _check(self) -> None:
         if self._matcher.is_error():

@@ -27,6 +27,7 @@ from tests.support.tiny_families import tiny_llama_tokenizer
 TOKENIZER = tiny_tokenizer()
 BACKEND = TOKENIZER.backend_tokenizer
 EOS = TOKENIZER.eos_token_id
+WORD = BACKEND.token_to_id("e")
 VOCAB = 330
 """Wider than the tokenizer's, as logits may be."""
 STRUCTURES = Structures(BACKEND, VOCAB, (EOS,))
@@ -135,6 +136,17 @@ def test_whatever_is_taken_of_what_is_allowed_is_a_text_of_the_structure(kind: s
             assert 1 <= len(said) <= 3 and all(item in ("caf\u00e9", 1, None) for item in said)
         else:
             assert text in params.choice or (params.regex and re.fullmatch(params.regex, text))
+
+
+@pytest.mark.parametrize("eos", [(WORD,), (EOS, WORD)], ids=["alone", "beside another"])
+def test_an_end_of_text_that_spells_a_word_is_no_word_of_a_text(eos: tuple[int, ...]) -> None:
+    """It would end the text where the structure does not."""
+    structures = Structures(BACKEND, VOCAB, eos)
+    structure = structures.open(SamplingParams(regex="[a-f]{2}"))
+    first, behind, last = structure.allowed((), BACKEND.encode("ab").ids)
+    assert {*eos}.isdisjoint(ids(first)) and {*eos}.isdisjoint(ids(behind)) and ids(last) == sorted(eos)
+    with pytest.raises(InvalidRequest, match="choice: no text can be kept to it: none of the model's tokens goes on"):
+        structures.open(SamplingParams(choice=("e",)))
 
 
 def test_a_schema_may_say_what_whitespace_there_is() -> None:
