@@ -27,6 +27,9 @@ IS_INSTALLED = find_spec("llguidance") is not None
 MAX_STATES = 50_000
 """Of llguidance's lexer, of one text: 1 to 2 kB each. What a position takes is bounded by its own limits: 14 ms, seldom
 100 ms, for which the model's thread waits."""
+FIRST_FUEL = 300_000
+"""Of a parser's first step, in llguidance's units. With its usual million one text of 20 characters holds 200 MB, with
+this 60, and no schema of our length but those of thousands of alternatives needs more."""
 MOST_BEGUN = 5
 """Parsers of one text. What a parser has looked at counts, and most of that was drafted and never became text: it is
 not to end a text that could go on. Each may take a second to find that it cannot."""
@@ -64,7 +67,7 @@ class Structures:
 
         with self._lock:
             tokens = self._tokens
-        limits = LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
+        limits = LLParserLimits(initial_lexer_fuel=FIRST_FUEL, max_lexer_states=MAX_STATES, verbose_errors=False)
         try:
             grammar = _grammar(params)
         except ValueError as error:  # Python takes more for JSON: NaN, 1e999, half of a pair of surrogates, 128 levels

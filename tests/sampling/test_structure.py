@@ -4,6 +4,8 @@ import contextlib
 import json
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -293,3 +295,33 @@ def test_what_takes_too_much_ends_its_own_text_alone(capfd: pytest.CaptureFixtur
     assert ids(STRUCTURES.open(SamplingParams(choice=("c",))).allowed((), ())[0]) == BACKEND.encode("c").ids
     assert capfd.readouterr().err == ""
     assert str(refused.value).endswith("too many expressions constructed")
+
+
+WEIGHED = r"""
+import re, sys
+from pathlib import Path
+from tokenizers import Tokenizer
+from slipstream.errors import InvalidRequest
+from slipstream.sampling.params import SamplingParams
+from slipstream.sampling.structure import Structures
+
+def most_mb():
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+structures = Structures(Tokenizer.from_str(sys.stdin.read()), 330, (317,))
+structures.open(SamplingParams(choice=("a",)))
+before, text = most_mb(), []
+try:
+    structure = structures.open(SamplingParams(regex="((a{100}){100}){100}"))
+    while True:
+        text.append(int(structure.allowed(text, ())[0].nonzero()[0][-1]))
+except InvalidRequest:
+    print(most_mb() - before)
+"""
+
+
+def test_what_takes_too_much_holds_little_memory_until_then() -> None:
+    weighed = subprocess.run(
+        [sys.executable, "-c", WEIGHED], input=BACKEND.to_str(), capture_output=True, text=True, check=True
+    )
+    assert 1 < float(weighed.stdout) < 120
