@@ -263,6 +263,15 @@ def test_what_is_json_to_python_alone_is_refused(schema: str) -> None:
         STRUCTURES.open(SamplingParams(json_schema=schema).check())
 
 
+@pytest.mark.parametrize("number", [-(2**63), -(2**63) + 512, -(2**70)])
+def test_an_integer_that_would_end_the_process_is_refused(number: int) -> None:
+    for schema in ({"const": number}, {"enum": ["a", [{"b": number}]]}):
+        with pytest.raises(InvalidRequest, match=rf"json_schema has the integer {number}"):
+            SamplingParams(json_schema=json.dumps(schema)).check()
+    allowed = SamplingParams(json_schema=json.dumps({"enum": [-(2**63) + 1024, 2**63]})).check()
+    assert ids(STRUCTURES.open(allowed).allowed((), ())[0])
+
+
 def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.sampling.structure.IS_INSTALLED", False)
     with pytest.raises(InvalidConfig, match=r"pip install 'slipstream\[structured\]'"):
