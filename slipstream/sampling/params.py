@@ -15,9 +15,6 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 STRUCTURES = ("json_schema", "regex", "choice")
 """Parameters of which one may be given: tokens with which no text of that structure goes on are not chosen."""
-LEAST_INTEGER = -(2.0**63)
-"""No integer of a schema is as low as a float: llguidance runs out of its stack over such a constant, which ends the
-process."""
 MAX_STRUCTURE_CHARS = 2**16
 """Of a JSON schema, of a regular expression, and of all choices together."""
 
@@ -142,17 +139,11 @@ def _check_strings(name: str, texts: object) -> None:
 
 def _check_schema(text: str) -> None:
     try:
-        schema = json.loads(text, parse_int=_schema_integer)
+        schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"json_schema is no JSON: {error}") from None
     if not isinstance(schema, dict):
         raise InvalidRequest(f'json_schema must be a JSON object, such as {{"type": "object"}}, not {text[:40]!r}')
-
-
-def _schema_integer(digits: str) -> int:
-    if float(digits) <= LEAST_INTEGER:
-        raise InvalidRequest(f"json_schema has the integer {digits}; one of about -2^63 or lower is refused")
-    return int(digits)
 
 
 def _whole(name: str, value: int) -> int:

@@ -6,6 +6,7 @@ structure (`transformers.generate` with `prefix_allowed_tokens_fn`), whatever wa
 structure, too, writes what can be accepted.
 """
 
+import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
@@ -17,30 +18,19 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from slipstream.errors import InvalidConfig, InvalidRequest
-from slipstream.sampling.params import SamplingParams
+from slipstream.sampling.grammar import make_parser, refusal, try_out
+from slipstream.sampling.params import STRUCTURES, SamplingParams
 from slipstream.speculation.protocol import num_common
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 IS_INSTALLED = find_spec("llguidance") is not None
-MAX_STATES = 50_000
-"""Of llguidance's lexer, of one text: 1 to 2 kB each. What a position takes is bounded by its own limits: 14 ms, seldom
-100 ms, for which the model's thread waits."""
-FIRST_FUEL = 300_000
-"""Of a parser's first step, in llguidance's units. With its usual million one text of 20 characters holds 200 MB, with
-this 60, and no schema of our length but those of thousands of alternatives needs more."""
+MOST_KNOWN = 10_000
+"""Structures that were tried, by their digests."""
 MOST_BEGUN = 5
 """Parsers of one text. What a parser has looked at counts, and most of that was drafted and never became text: it is
 not to end a text that could go on. Each may take a second to find that it cannot."""
-MAX_REASON_CHARS = 300
-NOT_TOLD = "<non-verbose/>"
-"""Stands in llguidance's errors for the state of its parser."""
-NO_SUCH_TEXT = ("NoExtensionBias", "there is no such text")
-"""llguidance's words where nothing at all may come next, and ours."""
-WHITESPACE = r" |\n[ \t]{0,24}"
-"""Between the signs of JSON, at most once: as it is usually written, on one line or indented. Small models would go on
-with blanks and new lines for ever. A schema may say another: `{"x-guidance": {"whitespace_pattern": ""}}`."""
 
 
 class Structures:
@@ -55,27 +45,31 @@ class Structures:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
+        self._known: set[bytes] = set()
         self._lock = threading.Lock()
 
     def open(self, params: SamplingParams) -> "Structure":
-        """For one text, of which checked parameters ask for a structure. On any thread; the first time it takes a
-        second, and up to three for structures that turn out to be too much. Raises `InvalidRequest` for those, and for
-        what is no structure; `InvalidConfig` where llguidance is not installed."""
+        """For one text, of which checked parameters ask for a structure. On any thread; the first text takes a second,
+        and the first of a structure a tenth of one, up to three where it is too much. Raises `InvalidRequest` for such,
+        and for what is no structure; `InvalidConfig` where llguidance is not installed."""
         if not IS_INSTALLED:
             raise InvalidConfig("texts are kept to a structure by llguidance: pip install 'slipstream[structured]'")
-        from llguidance import LLMatcher, LLParserLimits
-
+        self._check(params)
         with self._lock:
             tokens = self._tokens
-        limits = LLParserLimits(initial_lexer_fuel=FIRST_FUEL, max_lexer_states=MAX_STATES, verbose_errors=False)
-        try:
-            grammar = _grammar(params)
-        except ValueError as error:  # Python takes more for JSON: NaN, 1e999, half of a pair of surrogates, 128 levels
-            raise _refusal(_name(params), str(error)) from None
-        begin = partial(LLMatcher, tokens, grammar, log_level=0, limits=limits)
-        structure = Structure(begin, _name(params), self._eos_token_ids)
+        structure = Structure(partial(make_parser, tokens, params), params, self._eos_token_ids)
         structure.allowed((), ())  # some are found to be too much where the first tokens are asked for
         return structure
+
+    def _check(self, params: SamplingParams) -> None:
+        """Each is tried once. Raises `InvalidRequest`."""
+        digest = hashlib.sha256(repr([getattr(params, name) for name in STRUCTURES]).encode()).digest()
+        if digest in self._known:
+            return
+        try_out(params)
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known.add(digest)
 
     @cached_property
     def _tokens(self) -> "LLTokenizer":
@@ -92,9 +86,9 @@ class Structure:
     """What one text may go on with. Not for several threads at once. It goes along with the text that it is asked
     about, back and forth, and answers by that text alone."""
 
-    def __init__(self, begin: "Callable[[], LLMatcher]", name: str, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, begin: "Callable[[], LLMatcher]", params: SamplingParams, eos_token_ids: Sequence[int]) -> None:
         self._begin = begin
-        self._name = name
+        self._params = params
         self._eos_token_ids = eos_token_ids
         self._matcher = begin()
         self._num_begun = 1
@@ -122,7 +116,7 @@ class Structure:
             return []
         rows = [self._next()]
         if not rows[0].any():
-            raise _refusal(self._name, "none of the model's tokens goes on with it")
+            raise refusal(self._params, "none of the model's tokens goes on with it")
         for token in window:
             if not self._take(token):
                 break
@@ -140,7 +134,7 @@ class Structure:
             if not self._take(token):
                 if self._matcher.is_stopped():
                     return False
-                raise _refusal(self._name, "its parser refuses what it allowed")
+                raise refusal(self._params, "its parser refuses what it allowed")
         return True
 
     def _take(self, token: int) -> bool:
@@ -159,26 +153,4 @@ class Structure:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise _refusal(self._name, self._matcher.get_error().removesuffix(NOT_TOLD).replace(*NO_SUCH_TEXT))
-
-
-def _grammar(params: SamplingParams) -> str:
-    """As llguidance is told of it."""
-    from llguidance import LLMatcher
-
-    if params.json_schema:
-        return LLMatcher.grammar_from_json_schema(params.json_schema, {"whitespace_pattern": WHITESPACE})
-    return LLMatcher.grammar_from_regex(params.regex or "|".join(map(_literally, params.choice)))
-
-
-def _name(params: SamplingParams) -> str:
-    return "json_schema" if params.json_schema else "regex" if params.regex else "choice"
-
-
-def _refusal(name: str, reason: str) -> InvalidRequest:
-    return InvalidRequest(f"{name}: no text can be kept to it: {' '.join(reason.split())[:MAX_REASON_CHARS]}")
-
-
-def _literally(text: str) -> str:
-    """A regular expression that matches this text only."""
-    return "".join(char if char.isascii() and char.isalnum() else f"\\u{{{ord(char):x}}}" for char in text)
+            raise refusal(self._params, self._matcher.get_error())
