@@ -33,6 +33,8 @@ with blanks and new lines for ever. A schema may say another: `{"x-guidance": {"
 MAX_REASON_CHARS = 300
 NOT_TOLD = "<non-verbose/>"
 """Stands in llguidance's errors for the state of its parser."""
+PANIC = "panic: "
+"""So they begin where the fault is llguidance's; what follows is for those who mend it."""
 NO_SUCH_TEXT = ("NoExtensionBias", "there is no such text")
 """llguidance's words where nothing at all may come next, and ours."""
 
@@ -57,6 +59,8 @@ def make_parser(tokens: "LLTokenizer", params: SamplingParams) -> "LLMatcher":
 
 def refusal(params: SamplingParams, reason: str) -> InvalidRequest:
     """That there is no such text, or that none can be kept to it."""
+    if reason.startswith(PANIC):
+        reason = "its parser stumbles over it"
     words = " ".join(reason.removesuffix(NOT_TOLD).replace(*NO_SUCH_TEXT).split())
     return InvalidRequest(f"{name_of(params)}: no text can be kept to it: {words[:MAX_REASON_CHARS]}")
 

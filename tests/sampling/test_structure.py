@@ -19,6 +19,7 @@ from transformers import PrefixConstrainedLogitsProcessor
 
 from slipstream.errors import InvalidConfig, InvalidRequest
 from slipstream.families.adapter import TextDecoder
+from slipstream.sampling.grammar import refusal
 from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.sampler import DraftSampler, TargetSampler, Warp
 from slipstream.sampling.structure import Structure, Structures
@@ -273,6 +274,11 @@ def test_what_would_end_the_process_or_keep_it_busy_is_refused(schema: dict[str,
     """llguidance 1.9.1 runs out of its stack over the first two, and the third takes it hours."""
     with pytest.raises(InvalidRequest, match="json_schema: no text can be kept to it: its parser takes too much time"):
         STRUCTURES.open(SamplingParams(json_schema=json.dumps(schema)).check())
+
+
+def test_a_fault_of_the_parser_is_not_told_in_its_own_words() -> None:
+    told = str(refusal(SamplingParams(regex="a"), "panic: end byte index 100 is not a char boundary"))
+    assert told == "regex: no text can be kept to it: its parser stumbles over it"
 
 
 def test_a_structure_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
