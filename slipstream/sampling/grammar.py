@@ -7,18 +7,22 @@ trial has no model, two seconds and a gigabyte. Imports no torch.
 """
 
 import json
+import os
 import resource
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipstream.errors import InvalidRequest
+from slipstream.errors import InvalidRequest, SlipstreamError
 from slipstream.sampling.params import STRUCTURES, SamplingParams
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+MODULE = "slipstream.sampling.grammar"
+"""What a trial runs."""
 TRIAL_CPU_S, TRIAL_MEMORY_BYTES, TRIAL_S = 2, 2**30, 20.0
 """The last one by the clock, on a machine that is busy."""
 MAX_STATES = 50_000
@@ -66,18 +70,35 @@ def refusal(params: SamplingParams, reason: str) -> InvalidRequest:
 
 
 def try_out(params: SamplingParams) -> None:
-    """Raises `InvalidRequest` for a structure of which no parser can be made without harm. Takes a tenth of a second;
-    not for an event loop."""
+    """Raises `InvalidRequest` for a structure of which no parser can be made without harm, and `SlipstreamError` where
+    no trial can be made. Takes a tenth of a second; not for an event loop."""
     asked = json.dumps({name: getattr(params, name) for name in STRUCTURES})
-    command = [sys.executable, "-P", "-s", "-m", __name__]
     try:
-        trial = subprocess.run(command, input=asked.encode(), capture_output=True, timeout=TRIAL_S, check=False)
+        trial = subprocess.run(
+            [sys.executable, "-P", "-m", MODULE],
+            input=asked.encode(),
+            capture_output=True,
+            timeout=TRIAL_S,
+            check=False,
+            cwd="/",
+            env=trial_environment(),
+        )
     except subprocess.TimeoutExpired:
         raise refusal(params, "its parser takes too long") from None
-    if trial.returncode:
+    if trial.returncode < 0:
         raise refusal(params, "its parser takes too much time or memory")
+    if trial.returncode:
+        raise SlipstreamError(f"a structure could not be tried: {trial.stderr.decode(errors='replace')[-300:].strip()}")
     if trial.stdout:
         raise refusal(params, trial.stdout.decode(errors="replace"))
+
+
+def trial_environment() -> dict[str, str]:
+    """What finds our code and packages; no token or key of the service is handed on."""
+    libraries = os.environ.get("LD_LIBRARY_PATH")
+    paths = [str(Path(__file__).parents[2]), *filter(os.path.isabs, sys.path)]
+    told = {"PYTHONPATH": os.pathsep.join(paths), "LC_ALL": "C.UTF-8"}
+    return told | ({"LD_LIBRARY_PATH": libraries} if libraries else {})
 
 
 def main() -> None:
@@ -93,8 +114,8 @@ def main() -> None:
         parser = make_parser(LLTokenizer("byte"), params)
         parser.compute_bitmask()
         sys.stdout.write(parser.get_error())
-    except ValueError as error:
-        sys.stdout.write(str(error))
+    except (ValueError, MemoryError) as error:
+        sys.stdout.write(str(error) or "its parser takes too much memory")
 
 
 def _literally(text: str) -> str:

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PrefixConstrainedLogitsProcessor
 
-from slipstream.errors import InvalidConfig, InvalidRequest
+from slipstream.errors import InvalidConfig, InvalidRequest, SlipstreamError
 from slipstream.families.adapter import TextDecoder
-from slipstream.sampling.grammar import refusal
+from slipstream.sampling.grammar import refusal, trial_environment
 from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.sampler import DraftSampler, TargetSampler, Warp
 from slipstream.sampling.structure import Structure, Structures
@@ -288,6 +288,18 @@ def test_a_structure_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for params in (asked, asked, replace(asked, seed=3), replace(asked, choice=("ab",))):
         structures.open(params)
     assert [params.choice for params in tried] == [("a", "b"), ("ab",)]
+
+
+def test_a_trial_that_cannot_be_made_is_no_fault_of_the_structure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.sampling.grammar.MODULE", "slipstream.sampling.no_such")
+    with pytest.raises(SlipstreamError, match=r"a structure could not be tried: .*no_such") as failed:
+        Structures(BACKEND, VOCAB, (EOS,)).open(SamplingParams(regex="a"))
+    assert not isinstance(failed.value, InvalidRequest)
+
+
+def test_a_trial_knows_no_secret_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPSTREAM_TOKEN", "secret")
+    assert "secret" not in json.dumps(trial_environment())
 
 
 def test_a_trial_that_nobody_waits_for_is_no_sound_one(monkeypatch: pytest.MonkeyPatch) -> None:
