@@ -28,7 +28,7 @@ def read_packet_times(video: OpenVideo, limits: DecodeLimits, damage: DamageCoun
         damage.at(len(pts))
         if len(pts) == limits.max_packets:
             raise LimitExceeded(f"the video has more than {limits.max_packets} packets; cut it into shorter pieces")
-        if packet.is_keyframe and packet.has_sidedata("encryption_info"):  # the beginning may be free to see
+        if packet.has_sidedata("encryption_info"):  # behind a beginning that is free, too
             raise UnreadableVideo("the video is encrypted, as copy-protected ones (DRM) are; send one that is not")
         ticks = packet.pts if packet.pts is not None else packet.dts
         pts.append(ticks or 0)

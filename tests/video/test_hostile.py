@@ -81,7 +81,8 @@ def test_sound_only_and_missing_index_are_named() -> None:
 @pytest.mark.parametrize("codec", ["libx264", "libvpx-vp9"])
 def test_an_encrypted_video_is_not_called_damaged(codec: str) -> None:
     locked = {"encryption_scheme": "cenc-aes-ctr", "encryption_key": "76" * 16, "encryption_kid": "a7" * 16}
-    for more in ({}, {"movflags": "frag_keyframe+empty_moov"}):
+    ways = [{}, {"movflags": "frag_keyframe+empty_moov"}]
+    for more in ways * 12:  # the key stands still, what it makes of each does not, and may look like any kind of frame
         clip = make_clip(ClipSpec(even_times_ms(12), codec=codec, container_options=locked | more))
         with pytest.raises(UnreadableVideo, match="is encrypted"):
             sample(clip)
