@@ -114,7 +114,7 @@ front-check: setup
 
 # Clients that `front-check` then runs too, in an environment each, as they do not fit together: 7 GB, which stay in .cache.
 front-clients:
-	for tool in saturate==0.2.0 guidellm==0.8.1 aiperf==0.13.0 litellm==1.106.2 langchain-openai==1.7.3 llm==0.36; do \
+	for tool in saturate==0.2.0 guidellm==0.8.1 aiperf==0.13.0 litellm==1.106.2 langchain-openai==1.7.3 instructor==1.17.0 llm==0.36; do \
 		home=.cache/clients/$${tool%%==*}; \
 		test -x $$home/bin/python || $(PYTHON) -m venv $$home || exit 1; \
 		$$home/bin/python -m pip install --quiet $$tool || exit 1; \

@@ -1,6 +1,6 @@
 """Clients of OpenAI's protocol before a running stack, unmodified: OpenAI's own by its tests; others by command, each
 from an environment of its own, where `make front-clients` has made one: the load tools saturate, guidellm and aiperf,
-the libraries litellm and langchain-openai, and the command line `llm`."""
+the libraries litellm, langchain-openai and instructor, and the command line `llm`."""
 
 import asyncio
 import io
@@ -190,21 +190,54 @@ print(json.dumps([chat.invoke(messages).content, "".join(piece.content for piece
 """
 
 
-async def _whole_and_streamed(script: str, home: Path, target: Target) -> bool:
+SCENE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "place": {"enum": ["indoors", "outdoors"]},
+        "objects": {"type": "integer", "minimum": 1, "maximum": 99},
+    },
+    "required": ["place", "objects"],
+    "additionalProperties": False,
+}
+INSTRUCTOR = """
+import json, sys, typing, instructor, openai, pydantic
+class Scene(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    place: typing.Literal["indoors", "outdoors"]
+    objects: int = pydantic.Field(ge=1, le=99)
+body = json.load(sys.stdin) | {"response_model": Scene, "max_completion_tokens": 400}
+chat = instructor.from_openai(openai.OpenAI(base_url=sys.argv[1], api_key="none")).chat.completions
+whole, (*_, last) = chat.create(**body), chat.create_partial(**body)
+print(json.dumps([whole.model_dump(), last.model_dump()]))
+"""
+
+
+async def _whole_and_streamed(script: str, home: Path, target: Target, expected: Any) -> bool:
     """A library that asks twice: for the whole answer, and for a stream."""
     words: list[str | Path] = [home / "bin" / "python", "-c", script, f"http://{target.address}/v1"]
     told = await ran(words, json.dumps(target.body).encode(), limit_s=TOOL_S)
-    return told.status == 0 and json.loads(told.output.splitlines()[-1]) == [target.text] * 2
+    return told.status == 0 and json.loads(told.output.splitlines()[-1]) == [expected] * 2
 
 
 async def run_litellm(home: Path, target: Target) -> bool:
     """A library before all providers."""
-    return await _whole_and_streamed(LITELLM, home, target)
+    return await _whole_and_streamed(LITELLM, home, target, target.text)
 
 
 async def run_langchain(home: Path, target: Target) -> bool:
     """The chat model of a framework."""
-    return await _whole_and_streamed(LANGCHAIN, home, target)
+    return await _whole_and_streamed(LANGCHAIN, home, target, target.text)
+
+
+async def run_instructor(home: Path, target: Target) -> bool:
+    """A library that asks for objects, by functions that are to be called."""
+    function = {"type": "function", "function": {"name": "Scene"}}
+    called = {"type": "function", "function": {"name": "Scene", "parameters": SCENE}}
+    message = await plain_answer(
+        target.address, target.model, asked(target.url), tools=[called], tool_choice=function, max_completion_tokens=400
+    )
+    scene = json.loads(message.tool_calls[0].function.arguments)
+    return await _whole_and_streamed(INSTRUCTOR, home, target, scene)
 
 
 async def run_llm(home: Path, target: Target) -> bool:
@@ -251,12 +284,15 @@ def _first_frame(clip: Path) -> bytes:
 
 async def plain_text(address: str, model: str, messages: Any) -> str:
     """By plain decoding, asked for by OpenAI's client."""
+    return (await plain_answer(address, model, messages)).content or ""
+
+
+async def plain_answer(address: str, model: str, messages: Any, **fields: Any) -> Any:
+    """The message."""
     plainly: Any = {"slipstream": {"method": "autoregressive"}}
+    given: Any = {"model": model, "messages": messages, "max_completion_tokens": NUM_TOKENS} | fields
     async with client_of(address) as client:
-        answer = await client.chat.completions.create(
-            model=model, messages=messages, max_completion_tokens=NUM_TOKENS, extra_body=plainly
-        )
-    return answer.choices[0].message.content or ""
+        return (await client.chat.completions.create(**given, extra_body=plainly)).choices[0].message
 
 
 Tool = Callable[[Path, Target], Awaitable[bool]]
@@ -266,6 +302,7 @@ TOOLS: dict[str, Tool] = {
     "aiperf": run_aiperf,
     "litellm": run_litellm,
     "langchain-openai": run_langchain,
+    "instructor": run_instructor,
     "llm": run_llm,
 }
 

@@ -20,6 +20,7 @@ from slipstream.services.front.bodies import json_body, read_json
 from slipstream.services.front.call import Call
 from slipstream.services.front.chat_request import ChatRequest, check_kind, read_chat
 from slipstream.services.front.completions import PAGE_BREAK, Completion, event, finish_reason, timings, usage
+from slipstream.services.front.function_calls import StreamedCalls
 from slipstream.services.front.gateways import short_name
 from slipstream.services.front.json_body import JsonBody
 from slipstream.services.front.sources import Opened
@@ -108,7 +109,7 @@ async def _answer(call: Call, asked: ChatRequest, body: JsonBody, info: GatewayI
         async with aclosing(answer.events(_events(call, asked, opened))) as events:
             async for _ in events:
                 pass
-    await call.answer(completion.whole(answer.text, answer.captions))
+    await call.answer(completion.whole(answer.text, answer.captions, asked.functions))
 
 
 @asynccontextmanager
@@ -150,6 +151,10 @@ class _Answer:
     """Of the caption that is being written."""
     _page: int = 0
 
+    def __post_init__(self) -> None:
+        functions = self.asked.functions
+        self._calls = None if functions is None else StreamedCalls(functions, self.completion.completion_id)
+
     @property
     def text(self) -> str:
         """So far."""
@@ -161,20 +166,18 @@ class _Answer:
         is_traced, is_begun = asked.options.get("trace", False), False
         async with aclosing(said):
             async for happened in said:
-                delta = self._add(happened)
+                deltas = self._add(happened)
                 if (is_traced or isinstance(happened, KeptTokens)) and (facts := _facts(happened)):
                     yield completion.figures_chunk(slipstream=facts)
-                if not delta and not isinstance(happened, CommittedText):
-                    continue
-                if not is_begun:
+                if not is_begun and (deltas or isinstance(happened, CommittedText)):
                     is_begun = True
-                    yield completion.chunk({"role": "assistant", "content": ""}, **self._usage_so_far())
-                if delta:
-                    yield completion.chunk({"content": delta}, **self._usage_so_far())
+                    yield completion.chunk(self._first_delta, **self._usage_so_far())
+                for delta in deltas:
+                    yield completion.chunk(delta, **self._usage_so_far())
         self.measured |= timings(self.captions)
         yield completion.chunk(
-            {} if is_begun else {"role": "assistant", "content": ""},
-            finish_reason(self.captions),
+            {} if is_begun else self._first_delta,
+            finish_reason(self.captions, asked.functions),
             timings=self.measured,
             slipstream=completion.figures(self.text, self.captions),
             **self._usage_so_far(),
@@ -183,24 +186,31 @@ class _Answer:
             yield completion.figures_chunk(usage=usage(self.captions))
         yield DONE
 
-    def _add(self, happened: DocumentEvent) -> str:
-        """The text that it brings."""
+    @property
+    def _first_delta(self) -> dict[str, Any]:
+        return {"role": "assistant", "content": None if self._calls else ""}
+
+    def _add(self, happened: DocumentEvent) -> list[dict[str, Any]]:
+        """What is told of the answer with it."""
         if isinstance(happened, PagePicture):
             self._page += 1
             if self._page > 1:
                 self._pieces.append(PAGE_BREAK)
-                return PAGE_BREAK
-        elif isinstance(happened, StageChange):
+                return [] if self._calls else [{"content": PAGE_BREAK}]
+        if isinstance(happened, StageChange):
             if happened.stage == PREFILLED:
                 self._num_prompt = happened.total
         elif isinstance(happened, Caption):
             self.captions.append(happened)
             self._num_prompt = 0
+            return self._calls.end() if self._calls else []
         elif isinstance(happened, CommittedText):
             self._num_tokens += len(happened.tokens)
-            self._pieces.append(str(happened))
-            return str(happened)
-        return ""
+            self._pieces.append(text := str(happened))
+            if self._calls:
+                return self._calls.add(text)
+            return [{"content": text}] if text else []
+        return []
 
     def _usage_so_far(self) -> dict[str, Any]:
         if not self.asked.include_usage:

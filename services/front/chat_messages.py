@@ -1,5 +1,6 @@
 """The messages of a chat request: what was said, in turns, and exactly one video, picture or document."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -121,12 +122,14 @@ class Asked:
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 MAX_MESSAGES = 64
-ROLES = ("user", "assistant", "system", "developer")
+ROLES = ("user", "assistant", "system", "developer", "tool")
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 """In a message's other fields, as servers put them into answers that are handed back."""
 _DETAILS = (None, "auto", "low", "high")
 """How closely OpenAI's models are to look at a picture, and litellm's at a video. LangChain4j says "low" unless told
 otherwise; a target looks as its checkpoint has it."""
+_OF_CALLS = {"assistant": {"tool_calls"}, "tool": {"tool_call_id"}}
+"""What messages about calls of functions have beside what all have."""
 _BESIDE = {"type", "uuid"}
 """What a medium's part may have. By a `uuid` vLLM finds media again; ours are found by their content."""
 
@@ -165,6 +168,8 @@ class _Said:
             return self.system
         if role == "assistant" and not (self.media or self.turns[0]):
             raise ApiError(f"{param}.role: an answer needs a question before it", param=f"{param}.role")
+        if role == "tool" and len(self.turns) == 1:
+            raise ApiError(f"{param}.role: what a function returned needs a call before it", param=f"{param}.role")
         if (role == "assistant") == len(self.turns) % 2:
             self.turns.append([])
         return self.turns[-1]
@@ -175,6 +180,8 @@ class _Said:
         first, *others = ("\n".join(lines) for lines in self.turns)
         if len(others) % 2:
             raise ApiError("the last message must be the user's: an answer is not written on", param="messages")
+        if not all(others[1::2]):
+            raise ApiError("messages: what is said after an answer has no words", param="messages")
         system = "\n".join(self.system)
         if not first:
             first, system = system, ""
@@ -189,8 +196,11 @@ def _read_message(message: Mapping[str, Any], param: str, asked: Asked, said: _S
     if role not in ROLES:
         raise ApiError(f"{param}.role must be one of {', '.join(ROLES)}", param=f"{param}.role")
     told = {name: value for name, value in message.items() if value not in _NOTHING}
-    check_names(told, {"role", "content", "name"}, param)  # programs with several agents always name who speaks
+    # programs with several agents always name who speaks
+    check_names(told, {"role", "content", "name"} | _OF_CALLS.get(role, set()), param)
     lines, content, is_answer = said.lines(role, param), message.get("content"), role == "assistant"
+    if "tool_calls" in told:
+        lines.extend(_calls(told["tool_calls"], f"{param}.tool_calls", asked))
     if isinstance(content, str) or (is_answer and content is None):
         if content or role == "user":
             lines.append(_words(content, f"{param}.content", asked))
@@ -201,18 +211,36 @@ def _read_message(message: Mapping[str, Any], param: str, asked: Asked, said: _S
     for index, part in enumerate(content):
         where = f"{param}.content[{index}]"
         part = object_at(part, where)
-        kind = part.get("type")
-        if kind == "text":
-            check_names(part, {"type", "text"}, where)
-            if is_silent or not _is_empty(part):
-                lines.append(_words(part.get("text"), f"{where}.text", asked))
-        elif role == "user" and isinstance(kind, str) and kind in _READERS:
+        if part.get("type") != "text":
+            said.media.append(_read_medium(part, where, asked, is_users=role == "user"))
             if len(said.turns) > 1:
                 raise ApiError(f"{where} must be in the first of the user's messages, before any answer", param=where)
-            said.media.append(_READERS[kind](part, where, asked))
-        else:
-            known = ", ".join(["text", *_READERS])
-            raise ApiError(f"{where}.type must be one of {known}, and media are the user's", param=f"{where}.type")
+            continue
+        check_names(part, {"type", "text"}, where)
+        if is_silent or not _is_empty(part):
+            lines.append(_words(part.get("text"), f"{where}.text", asked))
+
+
+def _read_medium(part: Mapping[str, Any], param: str, asked: Asked, is_users: bool) -> Medium:
+    kind = part.get("type")
+    if not is_users or not isinstance(kind, str) or kind not in _READERS:
+        known = ", ".join(["text", *_READERS])
+        raise ApiError(f"{param}.type must be one of {known}, and media are the user's", param=f"{param}.type")
+    return _READERS[kind](part, param, asked)
+
+
+def _calls(said: Any, param: str, asked: Asked) -> list[str]:
+    """Calls of functions as Hermes and Qwen write them: the model is told what it has called, and with what."""
+    if not isinstance(said, list):
+        raise ApiError(f"{param} must be a list of calls", param=param)
+    lines = []
+    for index, call in enumerate(said):
+        where = f"{param}[{index}].function"
+        function = object_at(object_at(call, f"{param}[{index}]").get("function"), where)
+        name = _words(function.get("name"), f"{where}.name", asked)
+        arguments = _words(function.get("arguments"), f"{where}.arguments", asked)
+        lines.append(f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}')
+    return lines
 
 
 def _video_url(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:

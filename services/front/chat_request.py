@@ -22,6 +22,7 @@ from slipstream.services.front.chat_messages import (
     read_messages,
     text_at,
 )
+from slipstream.services.front.function_calls import Functions, read_functions
 from slipstream.services.front.json_body import Media
 
 # -- what is asked ----------------------------------------------------------------------------------------------------
@@ -39,6 +40,8 @@ class ChatRequest:
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    functions: Functions | None = None
+    """Of which the answer calls one."""
     document_params: tuple[str, ...] = ()
     """The fields that say how a document is to be read."""
     params: Mapping[str, str] = field(default_factory=dict)
@@ -70,8 +73,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "stop_token_ids": ([],),
     "modalities": (["text"],),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -93,7 +94,7 @@ DOCUMENT_FIELDS: Mapping[str, type] = {**OF_PAGES, "surface": str, "stage": str,
 """And those of `DocumentOptions`."""
 READ = {
     *("model", "messages", "stream", "stream_options", "stop", "max_tokens", "max_completion_tokens"),
-    *("prediction", "media_io_kwargs", "mm_processor_kwargs", "slipstream"),
+    *("prediction", "media_io_kwargs", "mm_processor_kwargs", "tools", "tool_choice", "slipstream"),
     *FORMAT_FIELDS,
     *SAMPLING,
 }
@@ -112,6 +113,7 @@ def read_chat(body: Any, media: Mapping[str, Media]) -> ChatRequest:
     asked.give("stop", (stop,) if isinstance(stop, str) else _tuple(stop), "stop")
     _read_limit(fields, asked)
     read_format(fields, asked)
+    functions = read_functions(fields, asked)
     told_of_frames = _read_frame_count(fields, asked)
     prediction = fields.get("prediction")
     asked.give("prediction", None if prediction is None else (_prediction(prediction),), "prediction")
@@ -127,6 +129,7 @@ def read_chat(body: Any, media: Mapping[str, Media]) -> ChatRequest:
         stream=_flag(fields.get("stream"), "stream"),
         include_usage=_flag(stream_options.get("include_usage"), "stream_options.include_usage"),
         continuous_usage=_flag(stream_options.get("continuous_usage_stats"), "stream_options.continuous_usage_stats"),
+        functions=functions,
         document_params=tuple(f"slipstream.{name}" for name in document),
         params=asked.params,
     )

@@ -9,6 +9,7 @@ from typing import Any
 from slipstream import __version__
 from slipstream.archive.records import tallies
 from slipstream.messages import Caption
+from slipstream.services.front.function_calls import Functions, whole_calls
 from slipstream.speculation.protocol import FinishReason
 
 PAGE_BREAK = "\n\n"
@@ -34,13 +35,17 @@ class Completion:
     draft_model: str = ""
     media: MediaFacts = field(default_factory=MediaFacts)
 
-    def whole(self, text: str, captions: Sequence[Caption]) -> dict[str, Any]:
+    def whole(self, text: str, captions: Sequence[Caption], functions: Functions | None = None) -> dict[str, Any]:
         """The answer in one piece."""
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if functions is not None:
+            calls = whole_calls(functions, [caption.text for caption in captions], self.completion_id)
+            message |= {"content": None, "tool_calls": calls}
         choice = {
             "index": 0,
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": message,
             "logprobs": None,
-            "finish_reason": finish_reason(captions),
+            "finish_reason": finish_reason(captions, functions),
         }
         return self._head("chat.completion") | {
             "choices": [choice],
@@ -107,10 +112,11 @@ def event(data: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
-def finish_reason(captions: Sequence[Caption]) -> str:
+def finish_reason(captions: Sequence[Caption], functions: Functions | None = None) -> str:
     """Of all pages: one that was cut says so."""
-    is_cut = any(caption.finish_reason is FinishReason.LENGTH for caption in captions)
-    return FinishReason.LENGTH.value if is_cut else FinishReason.STOP.value
+    if any(caption.finish_reason is FinishReason.LENGTH for caption in captions):
+        return FinishReason.LENGTH.value
+    return FinishReason.STOP.value if functions is None else functions.finish_reason
 
 
 def usage(captions: Sequence[Caption], num_streamed: int | None = None, num_prompt: int = 0) -> dict[str, Any]:

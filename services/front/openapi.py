@@ -13,6 +13,7 @@ from slipstream.services.front.answer_format import IDLE_SWITCHES, OPTION_OF
 from slipstream.services.front.chat_messages import MAX_MESSAGES, ROLES
 from slipstream.services.front.chat_request import DOCUMENT_FIELDS, NEUTRAL, OWN_NAMES, TOLERATED
 from slipstream.services.front.endpoints import Endpoint, Schema
+from slipstream.services.front.function_calls import CHOICES, MAX_FUNCTIONS, NAME
 
 GUARDED = (400, 401, 403, 404, 405, 408, 409, 413, 415, 429, 503, 504)
 OPEN = (400, 404, 405)
@@ -130,6 +131,21 @@ _FORMAT = {
         },
     },
 }
+_FUNCTION = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},
+                "parameters": {"type": ["object", "null"]},
+            },
+        },
+    },
+}
 
 
 def chat_schema() -> Schema:
@@ -163,6 +179,8 @@ def chat_schema() -> Schema:
         "mm_processor_kwargs": {"type": "object"},
         "response_format": _FORMAT,
         "structured_outputs": {"type": "object", "properties": _STRUCTURES, "additionalProperties": False},
+        "tools": {"type": "array", "items": _FUNCTION, "maxItems": MAX_FUNCTIONS},
+        "tool_choice": {"anyOf": [{"enum": [*CHOICES]}, _FUNCTION]},
         "slipstream": {"type": "object", "properties": own, "additionalProperties": False},
     }
     fields |= {f"guided_{name}": _STRUCTURES[name] for name in OPTION_OF}

@@ -109,7 +109,7 @@ def test_null_asks_for_nothing_whatever_it_is_the_value_of(name: str) -> None:
         ({"n": 2}, "n"),
         ({"n": True}, "n"),
         ({"logprobs": True}, "logprobs"),
-        ({"tools": [{}]}, "tools"),
+        ({"tools": [{}]}, "tools[0].type"),
         ({"frequency_penalty": 0.5}, "frequency_penalty"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": -1}, "temperature"),
@@ -214,8 +214,7 @@ def test_a_conversation() -> None:
         ([*asked(URL), answer], "the last message must be the user's", "messages"),
         ([again, answer, *asked(URL)], "in the first of the user's messages", "messages[2].content[1]"),
         ([answer, *asked(URL)], "needs a question before it", "messages[0].role"),
-        ([*asked(URL), answer | {"tool_calls": [{}]}, again], "tool_calls", "messages[1].tool_calls"),
-        ([*asked(URL), {"role": "tool", "content": "x"}], "role must be", "messages[1].role"),
+        ([*asked(URL), {"role": "function", "content": "x"}], "role must be", "messages[1].role"),
         ([*asked(URL), answer, {"role": "user", "content": ""}], "content is empty", "messages[2].content"),
     ):
         error = refused(request(messages=messages))

@@ -27,7 +27,7 @@ def test_it_is_plain_json_without_loose_ends() -> None:
 def test_what_may_be_said_of_documents_is_told() -> None:
     own = chat_schema()["properties"]["slipstream"]["properties"]
     message = chat_schema()["properties"]["messages"]["items"]["properties"]
-    assert message["role"]["enum"] == ["user", "assistant", "system", "developer"]
+    assert message["role"]["enum"] == ["user", "assistant", "system", "developer", "tool"]
     assert own.keys() >= DOCUMENT_FIELDS.keys()
     assert own["stage"] == {"enum": ["page", "region+page"]} and own["ocr"] == {"enum": ["always", "paying", "never"]}
 
