@@ -68,6 +68,16 @@ def check_kind(name: str, value: object, kind: type) -> None:
         raise InvalidRequest(f"{name} must be {kinds[kind]}, not {value!r}")
 
 
+def check_value(
+    name: str, value: Any, kind: type, choices: Sequence[str] = (), low: float | None = None, high: float | None = None
+) -> None:
+    """Raises `InvalidRequest` for a value of another type, that is none of the choices, or beyond the bounds."""
+    check_kind(name, value, kind)
+    if choices and value not in choices:
+        raise InvalidRequest(f"{name} {value!r} is unknown; choose one of {', '.join(choices)}")
+    check_range(name, value, low, high)
+
+
 def check_range(name: str, value: Any, low: float | None, high: float | None) -> None:
     """Raises `InvalidRequest` for a number that is not finite or beyond a limit, where there is one."""
     least, most = -math.inf if low is None else low, math.inf if high is None else high

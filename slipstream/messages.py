@@ -30,6 +30,17 @@ PREFILLED = "prefilled"
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """A token that might have come."""
+
+    token_id: int
+    piece: str
+    """By itself; "" for a special token, and bytes that are no UTF-8 are U+FFFD."""
+    logprob: float
+    """As of `CommittedToken`."""
+
+
+@dataclass(frozen=True)
 class CommittedToken:
     """A token of the text, for good."""
 
@@ -37,6 +48,11 @@ class CommittedToken:
     piece: str
     from_draft: bool
     """The draft wrote it and the target accepted it. The piece is "" while a character is incomplete."""
+    logprob: float | None = None
+    """The natural logarithm of the probability that the target's own logits gave it, before penalty, structure and
+    temperature; None: it was not asked for (`logprobs`)."""
+    top_logprobs: tuple[TokenLogprob, ...] = ()
+    """The likeliest tokens in its place, the likeliest first, as many as were asked for."""
 
 
 @dataclass(frozen=True)

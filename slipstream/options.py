@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
-from slipstream.config import UINT32_MAX, check_kind, check_range, check_unicode
+from slipstream.config import UINT32_MAX, check_unicode, check_value
 from slipstream.errors import InvalidRequest, LimitExceeded
-from slipstream.option_specs import UNSET, OptionSpec, Receiver, keywords_help, spec_of
+from slipstream.option_specs import UNSET, Receiver, keywords_help, spec_of
 from slipstream.option_specs import option as _option
 from slipstream.sampling.params import MAX_TOP_K, RULES, STRUCTURES, SamplingParams
 from slipstream.speculation.hints.tolerance import ToleranceRule
@@ -29,6 +29,8 @@ MAX_PREDICTION_BYTES = 1024**2
 """Of all predictions of one caption together, in UTF-8, and of all its turns: both hold answers of any length."""
 OF_FILMS = ("segments", "duplicates", "skip_marked", "prompts", "summary", "summary_prompt")
 """Options that mean nothing to a page or a text; duplicates and marks also mean something to a whole video."""
+TOLD_BESIDE = ("trace", "want_kept", "logprobs", "top_logprobs")
+"""Options that ask what else is told, and say nothing of the text."""
 MAX_PROMPTS = 16
 MAX_TURNS = 64
 DEFAULT_SUMMARY_PROMPT = (
@@ -192,11 +194,15 @@ class CaptionOptions:
     gamma: int = _option("Window of fixed and sequential pacing.", low=1, high=UINT32_MAX, gateway_limit="max_window")
     shape: str = _option("Of a window.", choices=tuple(Shape))
     gate: bool = _option("Decode without the draft while that is faster.")
-    trace: bool = _option(
-        "Also tell what the models did and when, for timelines.", default="no", flag="", fallback=False
-    )
+    trace: bool = _option("Also tell what models did and when, for timelines.", default="no", flag="", fallback=False)
     want_kept: bool = _option(
         "Also tell which video tokens the draft keeps.", default="no", to=("draft",), flag="", fallback=False
+    )
+    logprobs: bool = _option(
+        "Also tell how likely the target found each token.", default="no", to=("target",), flag="", fallback=False
+    )
+    top_logprobs: int = _option(
+        "And so many of the likeliest.", default="0", to=("target",), low=0, high=20, flag="", fallback=0, of="logprobs"
     )
     prediction: Sequence[str] = _option(
         "Text that the caption may be like, such as an old one; there may be several.",
@@ -234,7 +240,9 @@ class CaptionOptions:
             if (frozen := _frozen(name, value)) is not value:
                 object.__setattr__(self, name, value := frozen)
             check_unicode(name, value)
-            _check(OPTIONS_BY_NAME[name], value)
+            spec = OPTIONS_BY_NAME[name]
+            if spec.group != "sampling" and not spec.repeated:  # those are checked together, and by what they are of
+                check_value(name, value, spec.kind, spec.choices, spec.low, spec.high)
         _ = self.sampling  # checks those options together
         _check_texts("prediction", self.get("prediction", ()))
         _check_prompts(self.get("prompts", ()))
@@ -311,16 +319,6 @@ def _frozen(name: str, value: object) -> object:
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"json_schema is no JSON: {error}") from None
     return tuple(value) if isinstance(value, list) else value
-
-
-def _check(spec: OptionSpec, value: object) -> None:
-    """Raises `InvalidRequest` for a value that no gateway would take. Limits of a server are the server's business,
-    sampling options are checked by `SamplingParams`, and lists by what they are of."""
-    if spec.group != "sampling" and not spec.repeated:
-        check_kind(spec.name, value, spec.kind)
-        if spec.choices and value not in spec.choices:
-            raise InvalidRequest(f"{spec.name} {value!r} is unknown; choose one of {', '.join(spec.choices)}")
-        check_range(spec.name, value, spec.low, spec.high)
 
 
 def _check_texts(name: str, texts: object) -> None:

@@ -45,6 +45,8 @@ class ModelInfo:
     """How it writes what it reads of a page, one of `slipstream.documents.surfaces.SURFACES`; empty: not known."""
     keeps_structure: bool = False
     """It can keep texts to a JSON schema, a regular expression or a choice."""
+    tells_logprobs: bool = False
+    """It tells how likely tokens were."""
     uses_mps: bool = False
     """CUDA's MPS lets processes run on these GPUs at the same time; else they take turns."""
     protocol_version: int = PROTOCOL_VERSION

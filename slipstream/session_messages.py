@@ -1,12 +1,15 @@
 """What a gateway and its models exchange about one caption, as plain frozen types. `slipstream.rpc` puts them on the
 wire."""
 
+import math
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 
-from slipstream.messages import KeptTokens
+from slipstream.errors import ProtocolViolation
+from slipstream.messages import CommittedToken, KeptTokens, TokenLogprob
 from slipstream.sampling.params import GREEDY, Proposal, SamplingParams
 from slipstream.speculation.company import ALONE, Company
 from slipstream.speculation.hints.tolerance import Hints
@@ -76,6 +79,10 @@ class TargetStart(SessionStart):
     """For a drafter that makes trees of texts."""
     in_background: bool = False
     """Nobody waits for the text: its prompt may ride along the passes of others."""
+    logprobs: bool = False
+    """Tell how likely each token was."""
+    top_logprobs: int = 0
+    """And of so many of the likeliest in its place."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +156,35 @@ class Judgement:
     pieces: tuple[str, ...]
     """One a committed token; "" while a character is incomplete."""
     facts: PassFacts
+    logprobs: tuple[float, ...] = ()
+    """One a committed token, where they were asked for; as of `CommittedToken.logprob`."""
+    top_logprobs: tuple[TokenLogprob, ...] = ()
+    """The likeliest in the place of each committed token, the first one's first; of each as many."""
+
+    def tokens(self, token_ids: Sequence[int], num_from_draft: int = 0) -> tuple[CommittedToken, ...]:
+        """Those that it commits. Raises `ProtocolViolation` where not each of them has its text and its chance."""
+        num_tokens = len(token_ids)
+        if len(self.pieces) != num_tokens:
+            raise ProtocolViolation("the target sent a verdict without the text of its tokens")
+        if len(self.logprobs) not in (0, num_tokens) or len(self.top_logprobs) % max(num_tokens, 1):
+            raise ProtocolViolation("the target did not tell of each token of its verdict how likely it was")
+        if not all(map(math.isfinite, (*self.logprobs, *(one.logprob for one in self.top_logprobs)))):
+            raise ProtocolViolation("the target sent logprobs that are no numbers")
+        logprobs = self.logprobs or (None,) * num_tokens
+        return tuple(
+            CommittedToken(token, piece, index < num_from_draft, logprob, self._top_of(index))
+            for index, (token, piece, logprob) in enumerate(zip(token_ids, self.pieces, logprobs, strict=True))
+        )
+
+    def _top_of(self, index: int) -> tuple[TokenLogprob, ...]:
+        each = len(self.top_logprobs) // len(self.pieces)
+        return self.top_logprobs[index * each : (index + 1) * each]
+
+    def behind(self, num_tokens: int, verdict: Verdict) -> "Judgement":
+        """What is left of it behind its first tokens, where the verdict on that is this one."""
+        first_top = len(self.top_logprobs) // max(len(self.pieces), 1) * num_tokens
+        pieces, logprobs = self.pieces[num_tokens:], self.logprobs[num_tokens:]
+        return Judgement(verdict, pieces, self.facts, logprobs, self.top_logprobs[first_top:])
 
 
 TargetEvent = StageProgress | Prefilled | Judgement

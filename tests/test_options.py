@@ -113,7 +113,7 @@ def test_what_is_not_given_stays_out() -> None:
 def test_every_option_has_a_flag_or_none_on_purpose() -> None:
     flags = set(inspect.signature(caption_options).parameters)
     assert flags == {spec.name for spec in OPTIONS if spec.flag}
-    without = {"prompt", "trace", "want_kept"}
+    without = {"prompt", "trace", "want_kept", "logprobs", "top_logprobs"}
     assert {spec.name for spec in OPTIONS if not spec.flag} == without, "--prompt is `prompts`, or their one"
 
 

@@ -248,13 +248,16 @@ def _document_values(document: DocumentOptions) -> Mapping[str, Any]:
 
 def _check_whole(asked: ChatRequest) -> None:
     """Raises `ApiError` for segments, of which an answer could say neither the times nor which have no text, nor are
-    they had of a chat that is no batch's; and for functions, which no job keeps."""
+    they had of a chat that is no batch's; and for functions and logprobs, which no job keeps."""
     if asked.options.in_segments:
         why = "an answer is about the video as a whole; `slipstream archive submit` captions segments"
         raise as_api_error(InvalidRequest(f"segments must be left out: {why}"), asked.params)
-    if asked.functions is not None:
-        why = "are not supported in batches; ask for the same JSON by response_format"
-        raise ApiError(f"tools {why}", param="tools", code="unsupported_parameter")
+    for param, is_asked, cure in (
+        ("tools", asked.functions is not None, "ask for the same JSON by response_format"),
+        ("logprobs", asked.options.get("logprobs", False), "leave it out"),
+    ):
+        if is_asked:
+            raise ApiError(f"{param} is not supported in batches; {cure}", param=param, code="unsupported_parameter")
 
 
 class LineFault(Exception):

@@ -13,7 +13,7 @@ from slipstream.client.document_client import document_events
 from slipstream.documents.messages import DocumentFacts, PageDraft, PagePicture
 from slipstream.documents.reading import DocumentEvent
 from slipstream.errors import DeadlineExceeded, SlipstreamError
-from slipstream.messages import PREFILLED, Caption, CommittedText, KeptTokens, StageChange, Trace
+from slipstream.messages import PREFILLED, Caption, CommittedText, CommittedToken, KeptTokens, StageChange, Trace
 from slipstream.service_info import GatewayInfo
 from slipstream.services.front.api_errors import ApiError, as_api_error, not_found
 from slipstream.services.front.bodies import json_body, read_json
@@ -109,7 +109,7 @@ async def _answer(call: Call, asked: ChatRequest, body: JsonBody, info: GatewayI
         async with aclosing(answer.events(_events(call, asked, opened))) as events:
             async for _ in events:
                 pass
-    await call.answer(completion.whole(answer.text, answer.captions, asked.functions))
+    await call.answer(completion.whole(answer.text, answer.captions, asked.functions, answer.tokens))
 
 
 @asynccontextmanager
@@ -143,10 +143,12 @@ class _Answer:
     asked: ChatRequest
     completion: Completion
     captions: list[Caption] = field(default_factory=list)
+    tokens: list[CommittedToken] = field(default_factory=list)
     measured: dict[str, float] = field(default_factory=dict)
     """The timings, once they are known."""
     _pieces: list[str] = field(default_factory=list)
-    _num_tokens: int = 0
+    _num_told: int = 0
+    """Of the tokens, in a stream."""
     _num_prompt: int = 0
     """Of the caption that is being written."""
     _page: int = 0
@@ -173,11 +175,12 @@ class _Answer:
                     is_begun = True
                     yield completion.chunk(self._first_delta, **self._usage_so_far())
                 for delta in deltas:
-                    yield completion.chunk(delta, **self._usage_so_far())
+                    yield completion.chunk(delta, tokens=self._untold(), **self._usage_so_far())
         self.measured |= timings(self.captions)
         yield completion.chunk(
             {} if is_begun else self._first_delta,
             finish_reason(self.captions, asked.functions),
+            self._untold(),
             timings=self.measured,
             slipstream=completion.figures(self.text, self.captions),
             **self._usage_so_far(),
@@ -205,19 +208,25 @@ class _Answer:
             self._num_prompt = 0
             return self._calls.end() if self._calls else []
         elif isinstance(happened, CommittedText):
-            self._num_tokens += len(happened.tokens)
+            self.tokens += happened.tokens
             self._pieces.append(text := str(happened))
             if self._calls:
                 return self._calls.add(text)
             return [{"content": text}] if text else []
         return []
 
+    def _untold(self) -> list[CommittedToken]:
+        """The tokens that no piece of the stream has brought yet."""
+        untold = self.tokens[self._num_told :]
+        self._num_told = len(self.tokens)
+        return untold
+
     def _usage_so_far(self) -> dict[str, Any]:
         if not self.asked.include_usage:
             return {}
         if not self.asked.continuous_usage:
             return {"usage": None}
-        return {"usage": usage(self.captions, self._num_tokens, self._num_prompt)}
+        return {"usage": usage(self.captions, len(self.tokens), self._num_prompt)}
 
 
 def _facts(happened: DocumentEvent) -> dict[str, Any]:

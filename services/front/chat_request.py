@@ -55,8 +55,6 @@ TOLERATED = {"user", "metadata", "store", "safety_identifier", "prompt_cache_key
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "prompt_logprobs": (0,),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -86,7 +84,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields that are known, and the values that ask for nothing; others are refused."""
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
-OWN_NAMES = {*SAMPLING, *OPTION_OF.values(), "stop", "prompt", "max_new_tokens"}
+OWN_NAMES = {*SAMPLING, *OPTION_OF.values(), "stop", "prompt", "max_new_tokens", "logprobs", "top_logprobs"}
 """Options of the table with fields of their own."""
 OF_PAGES: Mapping[str, type] = {"pages": str, "dpi": int, "ocr_dpi": int, "text_layer": bool}
 """Fields of `slipstream` that are those of `DocumentRequest`."""
@@ -94,7 +92,8 @@ DOCUMENT_FIELDS: Mapping[str, type] = {**OF_PAGES, "surface": str, "stage": str,
 """And those of `DocumentOptions`."""
 READ = {
     *("model", "messages", "stream", "stream_options", "stop", "max_tokens", "max_completion_tokens"),
-    *("prediction", "media_io_kwargs", "mm_processor_kwargs", "tools", "tool_choice", "slipstream"),
+    *("prediction", "media_io_kwargs", "mm_processor_kwargs", "tools", "tool_choice", "logprobs", "top_logprobs"),
+    "slipstream",
     *FORMAT_FIELDS,
     *SAMPLING,
 }
@@ -114,6 +113,7 @@ def read_chat(body: Any, media: Mapping[str, Media]) -> ChatRequest:
     _read_limit(fields, asked)
     read_format(fields, asked)
     functions = read_functions(fields, asked)
+    _read_logprobs(fields, asked)
     told_of_frames = _read_frame_count(fields, asked)
     prediction = fields.get("prediction")
     asked.give("prediction", None if prediction is None else (_prediction(prediction),), "prediction")
@@ -147,6 +147,14 @@ def _check_known(name: str, value: Any) -> None:
 def _read_limit(fields: Mapping[str, Any], asked: Asked) -> None:
     for name in ("max_completion_tokens", "max_tokens"):
         asked.give("max_new_tokens", fields.get(name), name)
+
+
+def _read_logprobs(fields: Mapping[str, Any], asked: Asked) -> None:
+    asked.give("logprobs", fields.get("logprobs"), "logprobs")
+    if most := fields.get("top_logprobs"):
+        asked.give("top_logprobs", most, "top_logprobs")
+        if not asked.values.get("logprobs"):
+            raise ApiError("top_logprobs are for logprobs: true", param="top_logprobs")
 
 
 @dataclass(frozen=True)

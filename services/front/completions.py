@@ -8,7 +8,7 @@ from typing import Any
 
 from slipstream import __version__
 from slipstream.archive.records import tallies
-from slipstream.messages import Caption
+from slipstream.messages import Caption, CommittedToken
 from slipstream.services.front.function_calls import Functions, whole_calls
 from slipstream.speculation.protocol import FinishReason
 
@@ -35,8 +35,14 @@ class Completion:
     draft_model: str = ""
     media: MediaFacts = field(default_factory=MediaFacts)
 
-    def whole(self, text: str, captions: Sequence[Caption], functions: Functions | None = None) -> dict[str, Any]:
-        """The answer in one piece."""
+    def whole(
+        self,
+        text: str,
+        captions: Sequence[Caption],
+        functions: Functions | None = None,
+        tokens: Sequence[CommittedToken] = (),
+    ) -> dict[str, Any]:
+        """The answer in one piece; of its `tokens` those are told that have a logprob."""
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if functions is not None:
             calls = whole_calls(functions, [caption.text for caption in captions], self.completion_id)
@@ -44,7 +50,7 @@ class Completion:
         choice = {
             "index": 0,
             "message": message,
-            "logprobs": None,
+            "logprobs": logprobs(tokens),
             "finish_reason": finish_reason(captions, functions),
         }
         return self._head("chat.completion") | {
@@ -54,9 +60,15 @@ class Completion:
             "slipstream": self.figures(text, captions),
         }
 
-    def chunk(self, delta: Mapping[str, Any], finished: str | None = None, **more: Any) -> bytes:
-        """One piece of a stream, as an event."""
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finished}
+    def chunk(
+        self,
+        delta: Mapping[str, Any],
+        finished: str | None = None,
+        tokens: Sequence[CommittedToken] = (),
+        **more: Any,
+    ) -> bytes:
+        """One piece of a stream, as an event; `tokens` are those that it brings."""
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs(tokens), "finish_reason": finished}
         return event(self._head("chat.completion.chunk") | {"choices": [choice]} | more)
 
     def figures_chunk(self, **more: Any) -> bytes:
@@ -117,6 +129,21 @@ def finish_reason(captions: Sequence[Caption], functions: Functions | None = Non
     if any(caption.finish_reason is FinishReason.LENGTH for caption in captions):
         return FinishReason.LENGTH.value
     return FinishReason.STOP.value if functions is None else functions.finish_reason
+
+
+def logprobs(tokens: Sequence[CommittedToken]) -> dict[str, Any] | None:
+    """How likely they were; None where nobody asked."""
+    content = [
+        _likely(token.piece, token.logprob)
+        | {"top_logprobs": [_likely(other.piece, other.logprob) for other in token.top_logprobs]}
+        for token in tokens
+        if token.logprob is not None
+    ]
+    return {"content": content, "refusal": None} if content else None
+
+
+def _likely(piece: str, logprob: float) -> dict[str, Any]:
+    return {"token": piece, "logprob": logprob, "bytes": list(piece.encode())}
 
 
 def usage(captions: Sequence[Caption], num_streamed: int | None = None, num_prompt: int = 0) -> dict[str, Any]:

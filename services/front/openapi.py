@@ -181,6 +181,8 @@ def chat_schema() -> Schema:
         "structured_outputs": {"type": "object", "properties": _STRUCTURES, "additionalProperties": False},
         "tools": {"type": "array", "items": _FUNCTION, "maxItems": MAX_FUNCTIONS},
         "tool_choice": {"anyOf": [{"enum": [*CHOICES]}, _FUNCTION]},
+        "logprobs": {"type": "boolean"},
+        "top_logprobs": by_name["top_logprobs"],
         "slipstream": {"type": "object", "properties": own, "additionalProperties": False},
     }
     fields |= {f"guided_{name}": _STRUCTURES[name] for name in OPTION_OF}

@@ -35,7 +35,7 @@ from slipstream.captioning.plan import CaptionPlan
 from slipstream.documents.reading import DocumentOptions
 from slipstream.errors import SlipstreamError
 from slipstream.messages import Caption, Speculation
-from slipstream.options import OF_FILMS, OPTIONS_BY_NAME, CaptionOptions
+from slipstream.options import OF_FILMS, OPTIONS_BY_NAME, TOLD_BESIDE, CaptionOptions
 from slipstream.rpc.archive_codec import (
     part_bytes,
     read_part_bytes,
@@ -364,7 +364,7 @@ def parts_key(
 def options_used(plan: CaptionPlan) -> OptionValues:
     """All options after defaults that say something of the result. Hints are left out, which may be long and do not
     change the text; below a tolerance of 1 they do."""
-    left_out = {"trace", "want_kept"} | (set() if plan.is_tolerant else {"prediction"})
+    left_out = {*TOLD_BESIDE} | (set() if plan.is_tolerant else {"prediction"})
     return {name: value for name, value in plan.options.given().items() if name not in left_out}
 
 

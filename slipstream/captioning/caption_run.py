@@ -11,7 +11,7 @@ from slipstream.captioning.resumption import MAX_RESUMPTIONS, Replay, Resumption
 from slipstream.captioning.stats import CaptionStats, Tracer
 from slipstream.errors import Overloaded, ProtocolViolation, ResumeMismatch, ServiceUnavailable, SlipstreamError
 from slipstream.logs import get_logger
-from slipstream.messages import PREFILLED, Caption, CaptionEvent, CommittedText, CommittedToken, StageChange
+from slipstream.messages import PREFILLED, Caption, CaptionEvent, CommittedText, StageChange
 from slipstream.rpc.peers import Peers, TargetCall
 from slipstream.session_messages import (
     DraftReady,
@@ -199,7 +199,7 @@ class CaptionRun:
         self._stats.tokens += replay.tokens[len(self._stats.tokens) :]
         self._emit(StageChange("resumed", len(replay.tokens), len(replay.tokens)))
         self._pass_started, self._stats.stop_string = self._loop.time(), fresh.verdict.stop_string
-        self._carry_out(self._pipeline.on_verdict(fresh.verdict), fresh.pieces)
+        self._carry_out(self._pipeline.on_verdict(fresh.verdict), fresh)
 
     def _end(self) -> None:
         """Nothing goes on, and nothing leads back here that would keep this caption's memory."""
@@ -294,11 +294,11 @@ class CaptionRun:
         self._pass_started, self._window = now, ()
         self._stats.stop_string = verdict.stop_string
         actions = self._pipeline.on_verdict(verdict, own_s, held_s, facts.num_drafted, facts.company)
-        self._carry_out(actions, judgement.pieces)
+        self._carry_out(actions, judgement)
 
     # -- actions ------------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, actions: Sequence[Action], pieces: Sequence[str] = ()) -> None:
+    def _carry_out(self, actions: Sequence[Action], judgement: Judgement | None = None) -> None:
         """What the services wait for goes out first, as messages leave in the order in which they are put here: text
         that is written to the caller before costs both models half a millisecond and more."""
         assert self._call is not None, "there is nothing to carry out before the target is called"
@@ -322,16 +322,12 @@ class CaptionRun:
                     self._call.end()
                     self._end_drafting()
         for commit in commits:
-            self._commit(commit, pieces)
+            assert judgement is not None, "nothing else commits"
+            self._commit(commit, judgement)
         self._hold.watch(self._pipeline.holding, self._pipeline.longest_hold_s, self._on_hold_expired)
 
-    def _commit(self, action: Commit, pieces: Sequence[str]) -> None:
-        if len(pieces) != len(action.tokens):
-            raise ProtocolViolation("the target sent a verdict without the text of its tokens")
-        tokens = tuple(
-            CommittedToken(token, piece, from_draft=index < action.num_from_draft)
-            for index, (token, piece) in enumerate(zip(action.tokens, pieces, strict=True))
-        )
+    def _commit(self, action: Commit, judgement: Judgement) -> None:
+        tokens = judgement.tokens(action.tokens, action.num_from_draft)
         if tokens:  # none where a text ends that was delivered already
             self._stats.committed(self._loop.time(), tokens)
             self._emit(CommittedText(tokens))

@@ -103,6 +103,8 @@ class GatewayCaptioner:
                 "the target can keep no text to a json_schema, regex or choice: it is of an older release, or lacks"
                 " llguidance (pip install 'slipstream[structured]')"
             )
+        if plan.options.logprobs and not target.tells_logprobs:
+            raise InvalidConfig("the target is of an older release, which tells no logprobs")
         return target
 
     def settled(self, plan: CaptionPlan, target: ModelInfo) -> CaptionPlan:

@@ -1,7 +1,5 @@
 """A caption goes on after the tokens that were delivered, at a target that has not seen them: may it, and how. Pure."""
 
-from dataclasses import replace
-
 from slipstream.errors import ProtocolViolation, ResumeMismatch
 from slipstream.messages import CommittedToken
 from slipstream.session_messages import Judgement
@@ -63,20 +61,20 @@ class Replay:
         if verdict.path or verdict.num_accepted > len(self._window):
             raise ProtocolViolation("the target sent a verdict that no window was waiting for")
         tokens = verdict.committed(self._window)
-        if not len(tokens) == len(judgement.pieces) > 0:
-            raise ProtocolViolation("the target sent a verdict without the text of its tokens")
+        told = judgement.tokens(tokens)
+        if not told:
+            raise ProtocolViolation("the target sent a verdict that commits nothing")
         expected = self._delivered[len(self.tokens) :]
         known, fresh = tokens[: len(expected)], tokens[len(expected) :]
         has_ended = verdict.finish_reason is not None
         if known != expected[: len(tokens)] or (has_ended and len(known) < len(expected)):
             raise ResumeMismatch(self._complaint(tokens))
-        pairs = zip(known, judgement.pieces, strict=False)
-        self.tokens += [CommittedToken(token, piece, from_draft=False) for token, piece in pairs]
+        self.tokens += told[: len(known)]
         self._window = expected[len(known) :][:REPLAY_WINDOW]
         if not fresh and not has_ended:
             return None
         verdict = Verdict(0, fresh[0] if fresh else None, verdict.finish_reason, verdict.stop_string)
-        return replace(judgement, verdict=verdict, pieces=judgement.pieces[len(known) :])
+        return judgement.behind(len(known), verdict)
 
     def _complaint(self, tokens: tuple[int, ...]) -> str:
         expected = self._delivered[len(self.tokens) :]

@@ -21,6 +21,7 @@ from slipstream.documents.surfaces import surface_of
 from slipstream.errors import UnreadableDocument
 from slipstream.logs import configure_logs
 from slipstream.messages import Caption
+from slipstream.options import TOLD_BESIDE
 from slipstream.rpc.reader import RemoteReader
 from slipstream.rpc.tls import make_peer_security
 from slipstream.service_info import GatewayInfo
@@ -69,7 +70,7 @@ class TargetReader:
     def _receipt(self, caption: Caption, info: GatewayInfo, file: PaperFile) -> dict[str, Any]:
         """In the form of the archive's; options as far as they were given or the summary tells."""
         given = self.call.asked().over(PAGE_OPTIONS).given()
-        left_out = {"trace", "want_kept"} | (set() if caption.lossy_facts else {"prediction"})
+        left_out = {*TOLD_BESIDE} | (set() if caption.lossy_facts else {"prediction"})
         used = given | {name: value for name, value in caption.options.items() if value}
         receipt = caller_receipt(
             caption,

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from slipstream.device_copy import to_device
 from slipstream.engine.batcher import MAX_STEPS, Step, StepBatcher
 from slipstream.engine.local_drafter import Drafting, DraftingSession, HintRoom, LocalDrafter
 from slipstream.engine.rides import Rides
@@ -16,6 +17,7 @@ from slipstream.engine.target_prefill import TargetSession
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM
 from slipstream.errors import InvalidRequest
+from slipstream.messages import TokenLogprob
 from slipstream.session_messages import Judgement, JudgeRequest, PassFacts
 from slipstream.speculation.hints.tolerance import EXACT, Rating, Tolerance, accept_tolerantly
 from slipstream.speculation.lines import MAX_NODES as MAX_ROWS
@@ -272,7 +274,22 @@ def _judgement(session: TargetSession, rows: GreedyRows, request: JudgeRequest, 
     session.committed.extend(verdict.committed(request.window))
     if session.drafter is not None:
         session.drafter.on_commit()
-    return Judgement(verdict, tuple(text.pieces), facts)
+    likely = _likely(session, rows.logits, verdict, request) if session.request.logprobs else ((), ())
+    return Judgement(verdict, tuple(text.pieces), facts, *likely)
+
+
+def _likely(
+    session: TargetSession, logits: torch.Tensor, verdict: Verdict, request: JudgeRequest
+) -> tuple[tuple[float, ...], tuple[TokenLogprob, ...]]:
+    """How likely each committed token was, by the row behind which it stands, and the likeliest tokens there."""
+    tokens = verdict.committed(request.window)
+    behind = [0, *(node + 1 for node in verdict.path or range(verdict.num_accepted))][: len(tokens)]
+    rows, columns = to_device(torch.tensor([behind, tokens]), logits.device)
+    chances = logits[rows].log_softmax(dim=-1)
+    told: list[float] = chances[torch.arange(len(rows), device=logits.device), columns].tolist()
+    best = chances.topk(min(session.request.top_logprobs, logits.shape[-1]), dim=-1)
+    pairs = zip(best.indices.flatten().tolist(), best.values.flatten().tolist(), strict=True)
+    return tuple(told), tuple(TokenLogprob(token, session.text.alone(token), chance) for token, chance in pairs)
 
 
 def _tolerance(session: TargetSession) -> Tolerance:

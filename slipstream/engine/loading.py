@@ -353,6 +353,7 @@ def _describe(
         sampling_defaults=_sampling_defaults(model),
         surface=_surface(checkpoint, adapter),
         keeps_structure=structure.IS_INSTALLED,
+        tells_logprobs=True,
     )
 
 

@@ -269,6 +269,10 @@ class TextStream:
         """One piece of text per token; "" for a special token or while a character is incomplete."""
         return [self._push(token_id) if self._decoder.has_text(token_id) else "" for token_id in token_ids]
 
+    def alone(self, token_id: int) -> str:
+        """What a token says by itself, whatever came before."""
+        return self._decoder.decode([token_id]) if self._decoder.has_text(token_id) else ""
+
     def flush(self) -> str:
         """What was held back, as the end of the text."""
         piece = self._decoder.decode(self._window)[self._num_emitted :]
@@ -339,6 +343,10 @@ class StoppingText:
     def __init__(self, stream: TextStream, stops: Sequence[str] = ()) -> None:
         self._stream = stream
         self._matcher = StopMatcher(stops)
+
+    def alone(self, token_id: int) -> str:
+        """What a token says by itself, whatever came before."""
+        return self._stream.alone(token_id)
 
     def push(self, token_ids: Sequence[int], *, last: bool = False) -> StoppedText:
         """The text of newly committed tokens; with `last`, all that was held back is let go with the last of them.

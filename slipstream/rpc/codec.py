@@ -82,10 +82,10 @@ def _plain(message: Message, kind: Any, others: dict[str, Any]) -> Any:
             fields[name] = (
                 tuple(content) if item_kind is None else tuple(_plain(item, item_kind, {}) for item in content)
             )
-        elif item_kind is None:
-            fields[name] = content
+        elif may_lack and not message.HasField(name):
+            fields[name] = None
         else:
-            fields[name] = None if may_lack and not message.HasField(name) else _plain(content, item_kind, {})
+            fields[name] = content if item_kind is None else _plain(content, item_kind, {})
     return kind(**fields)
 
 

@@ -253,19 +253,20 @@ def read_target_event(message: target_pb2.TargetEvent) -> TargetEvent:
 
 def _verdict_message(judgement: Judgement) -> target_pb2.Verdict:
     verdict, facts = judgement.verdict, judgement.facts
-    return target_pb2.Verdict(
+    return to_message(
+        judgement,
+        target_pb2.Verdict,
         num_accepted=verdict.num_accepted,
         own_token=verdict.own_token,
-        pieces=judgement.pieces,
-        finish_reason=finish_reason_number(verdict.finish_reason),
         pass_s=facts.pass_s,
-        stop_string=verdict.stop_string,
-        path=verdict.path,
-        drafted=verdict.drafted,
         num_drafted=facts.num_drafted,
         draft_s=facts.draft_s,
         company=to_message(facts.company, target_pb2.Company),
         kept_s=facts.kept_s,
+        finish_reason=finish_reason_number(verdict.finish_reason),
+        stop_string=verdict.stop_string,
+        path=verdict.path,
+        drafted=verdict.drafted,
     )
 
 
@@ -281,9 +282,8 @@ def _read_judgement(message: target_pb2.Verdict) -> Judgement:
         tuple(message.path),
         tuple(message.drafted),
     )
-    company = from_message(message.company, Company).believed
-    facts = PassFacts(message.pass_s, message.num_drafted, message.draft_s, company, message.kept_s)
-    return Judgement(verdict, tuple(message.pieces), facts)
+    facts = from_message(message, PassFacts, company=from_message(message.company, Company).believed)
+    return from_message(message, Judgement, verdict=verdict, facts=facts)
 
 
 # -- to and from the draft --------------------------------------------------------------------------------------------

@@ -298,8 +298,14 @@ async def test_a_call_that_was_cut_says_so(served: Served) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_batch_calls_no_functions(served: Served) -> None:
-    line = body(served, f"file://{served.folder}/1.mp4", tools=SCENES, tool_choice="required")
-    batch = await ended(served.client, await opened(served.client, [batch_line("a", line)]))
-    (told,) = await lines_of(served.client, batch.error_file_id)
-    assert told["response"]["status_code"] == 400 and told["response"]["body"]["error"]["param"] == "tools"
+async def test_what_no_job_keeps_is_refused_in_batches(served: Served) -> None:
+    asked_for: dict[str, dict[str, Any]] = {
+        "tools": {"tools": SCENES, "tool_choice": "required"},
+        "logprobs": {"logprobs": True},
+    }
+    url = f"file://{served.folder}/1.mp4"
+    lines = [batch_line(param, body(served, url, **fields)) for param, fields in asked_for.items()]
+    batch = await ended(served.client, await opened(served.client, lines))
+    told = await lines_of(served.client, batch.error_file_id)
+    assert [one["response"]["status_code"] for one in told] == [400, 400]
+    assert [one["response"]["body"]["error"]["param"] for one in told] == [*asked_for]

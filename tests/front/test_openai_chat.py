@@ -93,6 +93,21 @@ async def test_a_stream_is_the_same_text_with_usage_at_its_end(served: Served) -
     assert chunks[-2].timings["predicted_n"] == NUM_TOKENS and chunks[-2].slipstream["receipt"]["text_sha256"]
 
 
+async def test_how_likely_tokens_are_is_told(served: Served) -> None:
+    asked_for: dict[str, Any] = {"logprobs": True, "top_logprobs": 2}
+    answer = await chat(served, data_url(served.clips[0]), **asked_for)
+    told = answer.choices[0].logprobs.content
+    assert "".join(one.token for one in told) == answer.choices[0].message.content
+    assert len(told) == NUM_TOKENS and all(bytes(one.bytes).decode() == one.token for one in told)
+    for one in told:  # greedily the likeliest is the one
+        assert one.logprob == one.top_logprobs[0].logprob >= one.top_logprobs[1].logprob and one.logprob <= 0
+    chunks = [chunk async for chunk in await chat(served, data_url(served.clips[0]), stream=True, **asked_for)]
+    parts = [one for chunk in chunks for choice in chunk.choices if choice.logprobs for one in choice.logprobs.content]
+    assert [(one.token, len(one.top_logprobs)) for one in parts] == [(one.token, 2) for one in told]
+    assert [one.logprob for one in parts] == pytest.approx([one.logprob for one in told], abs=1e-4)
+    assert (await chat(served, data_url(served.clips[0]))).choices[0].logprobs is None
+
+
 async def test_an_answer_is_handed_back_for_the_next_question(served: Served) -> None:
     """As chat programs do: the client's own object is the next message."""
     messages = [{"role": "system", "content": "Be brief."}, *asked(data_url(served.clips[0]))]
@@ -245,7 +260,7 @@ async def test_errors_are_those_that_the_client_knows(served: Served) -> None:
         (openai.NotFoundError, {"url": "file:///etc/passwd"}, "messages[0].content[1]"),
         (openai.BadRequestError, {"url": "https://example.com/a.mp4"}, "messages[0].content[1]"),
         (openai.NotFoundError, {"url": good, "model": "another"}, "model"),
-        (openai.BadRequestError, {"url": good, "logprobs": True}, "logprobs"),
+        (openai.BadRequestError, {"url": good, "logit_bias": {"1": 1}}, "logit_bias"),
         (openai.APIStatusError, {"url": good, "max_tokens": 10**6, "max_completion_tokens": None}, "max_tokens"),
         (openai.BadRequestError, {"url": good, "extra": {"slipstream": {"method": "magic"}}}, "slipstream.method"),
     ]

@@ -221,7 +221,7 @@ def test_no_option_is_forgotten_in_receipts() -> None:
         plan_of(method="autoregressive", lossy="fastv"),
         plan_of(method="hsd", tolerance=0.5, prediction=("a",)),
     )
-    told_only = {"trace", "want_kept"}
+    told_only = {"trace", "want_kept", "logprobs", "top_logprobs"}
     assert {name for plan in plans for name in options_used(plan)} == {spec.name for spec in OPTIONS} - told_only
 
 

@@ -50,14 +50,27 @@ class Reference:
 
     def answer(self, video: SampledVideo, prompt: Chat | str, num_tokens: int, **more: Any) -> list[int]:
         """Token ids of the answer; an end-of-text token is the last one. `more` goes to `generate`."""
-        layout = self._layout(video)
-        input_ids = torch.tensor([self._prompt(prompt, layout)])
-        tensors = dict(layout.tensors)
-        if layout.video_token_id is not None:
-            tensors["mm_token_type_ids"] = 2 * (input_ids == layout.video_token_id).int()
-        output = self.model.generate(input_ids=input_ids, max_new_tokens=num_tokens, do_sample=False, **tensors, **more)
-        answer: list[int] = output[0, input_ids.shape[1] :].tolist()
+        given = self._given(video, prompt)
+        output = self.model.generate(max_new_tokens=num_tokens, do_sample=False, **given, **more)
+        answer: list[int] = output[0, given["input_ids"].shape[1] :].tolist()
         return answer
+
+    def chances(self, video: SampledVideo, prompt: Chat | str, answer: Sequence[int]) -> Tensor:
+        """Logarithms [len(answer), vocab] of how likely each token is in each place of an answer, by the model's own
+        logits: a pass over the prompt, and one over the answer, which may have placeholders among its words."""
+        with torch.inference_mode():
+            prefill = self.model(**self._given(video, prompt), use_cache=True)
+            rest = self.model(input_ids=torch.tensor([answer]), past_key_values=prefill.past_key_values)
+        logits = torch.cat((prefill.logits[0, -1:], rest.logits[0, :-1]))
+        return logits.log_softmax(dim=-1)
+
+    def _given(self, video: SampledVideo, prompt: Chat | str) -> dict[str, Tensor]:
+        """What the model is given: the prompt and the video."""
+        layout = self._layout(video)
+        given = {"input_ids": torch.tensor([self._prompt(prompt, layout)]), **layout.tensors}
+        if layout.video_token_id is not None:
+            given["mm_token_type_ids"] = 2 * (given["input_ids"] == layout.video_token_id).int()
+        return given
 
     def prompt_ids(self, video: SampledVideo, prompt: Chat | str) -> list[int]:
         """Token ids of the prompt."""

@@ -11,7 +11,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model_id", "model_type", "dtype", "device", "tokenizer_digest", "vocab_size", "hidden_size", "num_layers", "max_context", "tokens_per_frame", "max_frames", "revision", "protocol_version", "least_protocol_version", "frame_size", "sampling_defaults", "load", "gpu_uuids", "uses_mps", "surface", "keeps_structure")
+    __slots__ = ("model_id", "model_type", "dtype", "device", "tokenizer_digest", "vocab_size", "hidden_size", "num_layers", "max_context", "tokens_per_frame", "max_frames", "revision", "protocol_version", "least_protocol_version", "frame_size", "sampling_defaults", "load", "gpu_uuids", "uses_mps", "surface", "keeps_structure", "tells_logprobs")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class ModelInfo(_message.Message):
     USES_MPS_FIELD_NUMBER: _ClassVar[int]
     SURFACE_FIELD_NUMBER: _ClassVar[int]
     KEEPS_STRUCTURE_FIELD_NUMBER: _ClassVar[int]
+    TELLS_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     model_type: str
     dtype: str
@@ -54,7 +55,18 @@ class ModelInfo(_message.Message):
     uses_mps: bool
     surface: str
     keeps_structure: bool
-    def __init__(self, model_id: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., max_context: _Optional[int] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., revision: _Optional[str] = ..., protocol_version: _Optional[int] = ..., least_protocol_version: _Optional[int] = ..., frame_size: _Optional[_Union[FrameSize, _Mapping]] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., load: _Optional[_Union[ServiceLoad, _Mapping]] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., uses_mps: bool = ..., surface: _Optional[str] = ..., keeps_structure: bool = ...) -> None: ...
+    tells_logprobs: bool
+    def __init__(self, model_id: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., max_context: _Optional[int] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., revision: _Optional[str] = ..., protocol_version: _Optional[int] = ..., least_protocol_version: _Optional[int] = ..., frame_size: _Optional[_Union[FrameSize, _Mapping]] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., load: _Optional[_Union[ServiceLoad, _Mapping]] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., uses_mps: bool = ..., surface: _Optional[str] = ..., keeps_structure: bool = ..., tells_logprobs: bool = ...) -> None: ...
+
+class TokenLogprob(_message.Message):
+    __slots__ = ("token_id", "piece", "logprob")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
+    piece: str
+    logprob: float
+    def __init__(self, token_id: _Optional[int] = ..., piece: _Optional[str] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class ServiceLoad(_message.Message):
     __slots__ = ("sessions", "max_sessions", "queued", "kv_bytes", "kv_budget_bytes")

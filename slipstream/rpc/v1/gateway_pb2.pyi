@@ -20,7 +20,7 @@ class CaptionRequest(_message.Message):
     def __init__(self, options: _Optional[_Union[CaptionOptions, _Mapping]] = ..., video: _Optional[bytes] = ..., resume_after: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CaptionOptions(_message.Message):
-    __slots__ = ("path", "request_id", "prompt", "method", "num_frames", "max_new_tokens", "pruner", "alpha", "policy", "max_window", "guidance", "positions", "seed", "temperature", "top_k", "top_p", "repetition_penalty", "sampling_rule", "stop", "gate", "gamma", "shape", "lossy", "lossy_keep", "trace", "prediction", "tolerance", "tolerance_rule", "segments", "want_kept", "duplicates", "skip_marked", "prompts", "summary", "summary_prompt", "fps", "system", "turns", "json_schema", "regex", "choice")
+    __slots__ = ("path", "request_id", "prompt", "method", "num_frames", "max_new_tokens", "pruner", "alpha", "policy", "max_window", "guidance", "positions", "seed", "temperature", "top_k", "top_p", "repetition_penalty", "sampling_rule", "stop", "gate", "gamma", "shape", "lossy", "lossy_keep", "trace", "prediction", "tolerance", "tolerance_rule", "segments", "want_kept", "duplicates", "skip_marked", "prompts", "summary", "summary_prompt", "fps", "system", "turns", "json_schema", "regex", "choice", "logprobs", "top_logprobs")
     PATH_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,8 @@ class CaptionOptions(_message.Message):
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     path: str
     request_id: str
     prompt: str
@@ -103,7 +105,9 @@ class CaptionOptions(_message.Message):
     json_schema: str
     regex: str
     choice: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., method: _Optional[str] = ..., num_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., guidance: _Optional[str] = ..., positions: _Optional[str] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., sampling_rule: _Optional[str] = ..., stop: _Optional[_Iterable[str]] = ..., gate: bool = ..., gamma: _Optional[int] = ..., shape: _Optional[str] = ..., lossy: _Optional[str] = ..., lossy_keep: _Optional[float] = ..., trace: bool = ..., prediction: _Optional[_Iterable[str]] = ..., tolerance: _Optional[float] = ..., tolerance_rule: _Optional[str] = ..., segments: _Optional[str] = ..., want_kept: bool = ..., duplicates: _Optional[str] = ..., skip_marked: _Optional[str] = ..., prompts: _Optional[_Iterable[str]] = ..., summary: bool = ..., summary_prompt: _Optional[str] = ..., fps: _Optional[float] = ..., system: _Optional[str] = ..., turns: _Optional[_Iterable[str]] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Iterable[str]] = ...) -> None: ...
+    logprobs: bool
+    top_logprobs: int
+    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., method: _Optional[str] = ..., num_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., guidance: _Optional[str] = ..., positions: _Optional[str] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., sampling_rule: _Optional[str] = ..., stop: _Optional[_Iterable[str]] = ..., gate: bool = ..., gamma: _Optional[int] = ..., shape: _Optional[str] = ..., lossy: _Optional[str] = ..., lossy_keep: _Optional[float] = ..., trace: bool = ..., prediction: _Optional[_Iterable[str]] = ..., tolerance: _Optional[float] = ..., tolerance_rule: _Optional[str] = ..., segments: _Optional[str] = ..., want_kept: bool = ..., duplicates: _Optional[str] = ..., skip_marked: _Optional[str] = ..., prompts: _Optional[_Iterable[str]] = ..., summary: bool = ..., summary_prompt: _Optional[str] = ..., fps: _Optional[float] = ..., system: _Optional[str] = ..., turns: _Optional[_Iterable[str]] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Iterable[str]] = ..., logprobs: bool = ..., top_logprobs: _Optional[int] = ...) -> None: ...
 
 class FilmEvent(_message.Message):
     __slots__ = ("film", "segment", "caption")
@@ -242,14 +246,18 @@ class CommittedText(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[_Union[CommittedToken, _Mapping]]] = ...) -> None: ...
 
 class CommittedToken(_message.Message):
-    __slots__ = ("token_id", "piece", "from_draft")
+    __slots__ = ("token_id", "piece", "from_draft", "logprob", "top_logprobs")
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     PIECE_FIELD_NUMBER: _ClassVar[int]
     FROM_DRAFT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     token_id: int
     piece: str
     from_draft: bool
-    def __init__(self, token_id: _Optional[int] = ..., piece: _Optional[str] = ..., from_draft: bool = ...) -> None: ...
+    logprob: float
+    top_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]
+    def __init__(self, token_id: _Optional[int] = ..., piece: _Optional[str] = ..., from_draft: bool = ..., logprob: _Optional[float] = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class Summary(_message.Message):
     __slots__ = ("request_id", "text", "num_tokens", "finish_reason", "method", "pruner", "alpha", "policy", "max_window", "video", "timings", "speculation", "stop_string", "lossy", "lossy_keep", "tolerance", "tolerance_rule", "regions", "shared", "skipped")

@@ -50,7 +50,7 @@ class TargetRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[TargetStart, _Mapping]] = ..., frames: _Optional[_Union[_common_pb2.FrameChunk, _Mapping]] = ..., judge: _Optional[_Union[Judge, _Mapping]] = ..., end: _Optional[_Union[_common_pb2.End, _Mapping]] = ...) -> None: ...
 
 class TargetStart(_message.Message):
-    __slots__ = ("session_id", "prompt", "frames", "max_new_tokens", "with_guidance", "sampling", "with_attention", "lossy", "self_draft", "guidance_capability", "hints", "in_background", "system", "turns")
+    __slots__ = ("session_id", "prompt", "frames", "max_new_tokens", "with_guidance", "sampling", "with_attention", "lossy", "self_draft", "guidance_capability", "hints", "in_background", "system", "turns", "logprobs", "top_logprobs")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,8 @@ class TargetStart(_message.Message):
     IN_BACKGROUND_FIELD_NUMBER: _ClassVar[int]
     SYSTEM_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prompt: str
     frames: _common_pb2.FramesHeader
@@ -79,7 +81,9 @@ class TargetStart(_message.Message):
     in_background: bool
     system: str
     turns: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., with_guidance: bool = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., with_attention: bool = ..., lossy: _Optional[_Union[Lossy, _Mapping]] = ..., self_draft: _Optional[_Union[SelfDraft, _Mapping]] = ..., guidance_capability: _Optional[bytes] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ..., in_background: bool = ..., system: _Optional[str] = ..., turns: _Optional[_Iterable[str]] = ...) -> None: ...
+    logprobs: bool
+    top_logprobs: int
+    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., with_guidance: bool = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., with_attention: bool = ..., lossy: _Optional[_Union[Lossy, _Mapping]] = ..., self_draft: _Optional[_Union[SelfDraft, _Mapping]] = ..., guidance_capability: _Optional[bytes] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ..., in_background: bool = ..., system: _Optional[str] = ..., turns: _Optional[_Iterable[str]] = ..., logprobs: bool = ..., top_logprobs: _Optional[int] = ...) -> None: ...
 
 class Hints(_message.Message):
     __slots__ = ("texts", "max_rows", "tolerance", "tolerance_rule")
@@ -162,7 +166,7 @@ class Prefilled(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., video_tokens: _Optional[int] = ..., encode_s: _Optional[float] = ..., prefill_until_guidance_s: _Optional[float] = ..., prefill_after_guidance_s: _Optional[float] = ..., kv_bytes: _Optional[int] = ..., reused_tokens: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("num_accepted", "own_token", "pieces", "finish_reason", "pass_s", "stop_string", "path", "drafted", "num_drafted", "draft_s", "company", "kept_s")
+    __slots__ = ("num_accepted", "own_token", "pieces", "finish_reason", "pass_s", "stop_string", "path", "drafted", "num_drafted", "draft_s", "company", "kept_s", "logprobs", "top_logprobs")
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     OWN_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +179,8 @@ class Verdict(_message.Message):
     DRAFT_S_FIELD_NUMBER: _ClassVar[int]
     COMPANY_FIELD_NUMBER: _ClassVar[int]
     KEPT_S_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     num_accepted: int
     own_token: int
     pieces: _containers.RepeatedScalarFieldContainer[str]
@@ -187,7 +193,9 @@ class Verdict(_message.Message):
     draft_s: float
     company: Company
     kept_s: float
-    def __init__(self, num_accepted: _Optional[int] = ..., own_token: _Optional[int] = ..., pieces: _Optional[_Iterable[str]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., pass_s: _Optional[float] = ..., stop_string: _Optional[str] = ..., path: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., num_drafted: _Optional[int] = ..., draft_s: _Optional[float] = ..., company: _Optional[_Union[Company, _Mapping]] = ..., kept_s: _Optional[float] = ...) -> None: ...
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    top_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]
+    def __init__(self, num_accepted: _Optional[int] = ..., own_token: _Optional[int] = ..., pieces: _Optional[_Iterable[str]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., pass_s: _Optional[float] = ..., stop_string: _Optional[str] = ..., path: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., num_drafted: _Optional[int] = ..., draft_s: _Optional[float] = ..., company: _Optional[_Union[Company, _Mapping]] = ..., kept_s: _Optional[float] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class Company(_message.Message):
     __slots__ = ("num_sessions", "plain_s", "row_s")
