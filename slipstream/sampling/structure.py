@@ -6,9 +6,11 @@ structure (`transformers.generate` with `prefix_allowed_tokens_fn`), whatever wa
 structure, too, writes what can be accepted.
 """
 
+import asyncio
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 IS_INSTALLED = find_spec("llguidance") is not None
 MOST_KNOWN = 10_000
 """Structures that were tried, by their digests."""
+TRIALS_AT_ONCE = 2
+"""Of one model: each may keep a core busy for two seconds, and its thread for twenty."""
 MOST_BEGUN = 5
 """Parsers of one text. What a parser has looked at counts, and most of that was drafted and never became text: it is
 not to end a text that could go on. Each may take a second to find that it cannot."""
@@ -46,14 +50,22 @@ class Structures:
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
         self._known: set[bytes] = set()
+        self._trials = ThreadPoolExecutor(TRIALS_AT_ONCE, thread_name_prefix="trial")
         self._lock = threading.Lock()
+
+    async def opened(self, params: SamplingParams) -> "Structure | None":
+        """Like `open`, on other threads; None where no structure is asked for. New structures wait for each other's
+        trials, and nothing else does, such as the prompts of other texts."""
+        if not params.is_structured:
+            return None
+        if _digest(params) not in self._known:
+            await asyncio.get_running_loop().run_in_executor(self._trials, self._check, params)
+        return await asyncio.to_thread(self.open, params)
 
     def open(self, params: SamplingParams) -> "Structure":
         """For one text, of which checked parameters ask for a structure. On any thread; the first text takes a second,
         and the first of a structure a tenth of one, up to three where it is too much. Raises `InvalidRequest` for such,
         and for what is no structure; `InvalidConfig` where llguidance is not installed."""
-        if not IS_INSTALLED:
-            raise InvalidConfig("texts are kept to a structure by llguidance: pip install 'slipstream[structured]'")
         self._check(params)
         with self._lock:
             tokens = self._tokens
@@ -62,8 +74,10 @@ class Structures:
         return structure
 
     def _check(self, params: SamplingParams) -> None:
-        """Each is tried once. Raises `InvalidRequest`."""
-        digest = hashlib.sha256(repr([getattr(params, name) for name in STRUCTURES]).encode()).digest()
+        """Each is tried once. Raises as `open`."""
+        if not IS_INSTALLED:
+            raise InvalidConfig("texts are kept to a structure by llguidance: pip install 'slipstream[structured]'")
+        digest = _digest(params)
         if digest in self._known:
             return
         try_out(params)
@@ -80,6 +94,11 @@ class Structures:
             return LLTokenizer(self._tokenizer.to_str(), n_vocab=num_tokens, eos_token=self._eos_token_ids or None)
         except ValueError as error:
             raise InvalidRequest(f"texts of this model's tokenizer can be kept to no structure: {error}") from None
+
+
+def _digest(params: SamplingParams) -> bytes:
+    """Of the structure that is asked for."""
+    return hashlib.sha256(repr([getattr(params, name) for name in STRUCTURES]).encode()).digest()
 
 
 class Structure:

@@ -1,11 +1,13 @@
 """What a text may go on with: by another library's partial matching; by the text alone, whatever was asked before."""
 
+import asyncio
 import contextlib
 import json
 import random
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -288,6 +290,23 @@ def test_a_structure_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for params in (asked, asked, replace(asked, seed=3), replace(asked, choice=("ab",))):
         structures.open(params)
     assert [params.choice for params in tried] == [("a", "b"), ("ab",)]
+
+
+async def test_what_is_tried_keeps_no_other_text_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    structures, known = Structures(BACKEND, VOCAB, (EOS,)), SamplingParams(choice=("a", "b"))
+    structures.open(known)
+    is_over = threading.Event()
+    monkeypatch.setattr("slipstream.sampling.structure.try_out", lambda params: is_over.wait())
+    new = [replace(known, choice=(f"a{number}",)) for number in range(40)]
+    opening = [asyncio.ensure_future(structures.opened(params)) for params in new]
+    try:
+        async with asyncio.timeout(10):
+            assert await asyncio.to_thread(lambda: "a prompt is read") and await structures.opened(known)
+            assert await structures.opened(SamplingParams()) is None
+        assert not any(one.done() for one in opening)
+    finally:
+        is_over.set()
+    assert all(await asyncio.gather(*opening))
 
 
 def test_a_trial_that_cannot_be_made_is_no_fault_of_the_structure(monkeypatch: pytest.MonkeyPatch) -> None:
