@@ -1,7 +1,7 @@
 """The messages of a chat request: what was said, in turns, and exactly one video, picture or document."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -80,6 +80,8 @@ class Asked:
         """None gives nothing."""
         if value is None:
             return
+        if any(text in self.media for text in _strings_in(value)):
+            raise ApiError(f"{param} holds a data: URL in base64, which media alone may be", param=param)
         if name in self.values and self.values[name] != value:
             raise ApiError(f"{param} and {self.params[name]} say different things; give one of them", param=param)
         try:
@@ -345,6 +347,19 @@ def _file(url: str, param: str) -> RemoteFile:
 
 def _no_file(param: str) -> ApiError:
     return ApiError(f"{param} must be of the form file:///PATH", param=param)
+
+
+def _strings_in(value: Any) -> Iterator[str]:
+    """All strings of JSON, names too, however deep it is."""
+    left = [value]
+    while left:
+        inner = left.pop()
+        if isinstance(inner, str):
+            yield inner
+        elif isinstance(inner, dict):
+            left += [*inner, *inner.values()]
+        elif isinstance(inner, list | tuple):
+            left += inner
 
 
 def _is_empty(part: Any) -> bool:

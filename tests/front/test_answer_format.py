@@ -65,6 +65,10 @@ def test_what_the_text_is_to_be(fields: dict[str, Any], options: dict[str, Any])
         ({"guided_choice": "a"}, "guided_choice"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex"),
         ({"slipstream": {"regex": "a"}}, "slipstream.regex"),
+        ({"guided_json": {"enum": ["a", ["data:image/png;base64,AAAA"]]}}, "guided_json"),
+        ({"guided_json": {"properties": {"data:image/png;base64,AAAA": {}}}}, "guided_json"),
+        ({"structured_outputs": {"choice": ["a", "data:;base64,AAAA"]}}, "structured_outputs.choice"),
+        ({"guided_regex": "data:;base64,[A-Z]+"}, "guided_regex"),
     ],
 )
 def test_the_field_is_named(fields: dict[str, Any], param: str) -> None:
