@@ -88,9 +88,9 @@ class ApiError(Exception):
         return told
 
 
-def as_api_error(error: SlipstreamError, params: Mapping[str, str] | None = None) -> ApiError:
-    """One of our errors as an answer. `params`: which field of the request gave an option, by the option's name, with
-    which messages about it begin, with a colon behind it or not."""
+def as_api_error(error: SlipstreamError, params: Mapping[str, str | None] | None = None) -> ApiError:
+    """One of our errors as an answer. `params`: which field of the request gave an option (None: one that is not known
+    any more), by the option's name, with which messages about it begin, with a colon behind it or not."""
     status, kind, code = next(
         row[1:] for row in _ANSWERS if isinstance(error, row[0]) or (error.status == row[0].status and row[0] in _WIDE)
     )

@@ -34,7 +34,7 @@ from slipstream.service_info import GatewayInfo
 from slipstream.services.front.api_errors import ApiError, as_api_error
 from slipstream.services.front.batch_records import written_whole
 from slipstream.services.front.chat_messages import Medium, MediumKind, RemoteFile, StoredFile
-from slipstream.services.front.chat_request import ChatRequest, check_kind, read_chat
+from slipstream.services.front.chat_request import OWN_NAMES, ChatRequest, check_kind, read_chat
 from slipstream.services.front.completions import PAGE_BREAK, Completion
 from slipstream.services.front.file_store import FileStore
 from slipstream.services.front.frames import frame_windows, write_avi
@@ -64,6 +64,8 @@ _BY_STATUS: dict[str, type[SlipstreamError]] = {
     )
 }
 """The widest of our errors with that gRPC status."""
+_UNNAMED = dict.fromkeys(OWN_NAMES)
+"""What the archive says of these options is of one of several fields, such as `max_tokens`; none is in `slipstream`."""
 
 # -- requests ---------------------------------------------------------------------------------------------------------
 
@@ -315,7 +317,8 @@ def job_error_line(batch_id: str, job: Job, why_cancelled: str) -> bytes:
     if job.state is JobState.CANCELLED:
         return never_run_line(f"{batch_id}-{job.job_id}", job.custom_id, why_cancelled)
     kind = _BY_STATUS.get(job.error_code, SlipstreamError)
-    return error_line(f"{batch_id}-{job.job_id}", job.custom_id, as_api_error(kind(job.error)), job.job_id)
+    error = as_api_error(kind(job.error), _UNNAMED)
+    return error_line(f"{batch_id}-{job.job_id}", job.custom_id, error, job.job_id)
 
 
 def never_run_line(name: str, custom_id: str, code: str) -> bytes:

@@ -15,7 +15,10 @@ import openai
 import pytest
 
 from slipstream import errors
+from slipstream.archive.messages import Job
+from slipstream.archive.queue import JobState
 from slipstream.services.front.api_errors import as_api_error
+from slipstream.services.front.batch_lines import job_error_line
 from slipstream.services.front.json_body import JsonBody
 from tests.cli.fake_gateway import DETAILS, TEXT, FakeGateway
 from tests.support.front import CHAT, asked, batch_line, client_of, data_url, error_of, front_at, post, raw, status_of
@@ -44,6 +47,19 @@ async def streamed(address: str, video: bytes) -> AsyncIterator[asyncio.StreamRe
         yield reader
     finally:
         writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    ("told", "param"),
+    [
+        ("num_frames 9999 is more than this server's limit of 256", "slipstream.num_frames"),
+        ("max_new_tokens 9999 is more than this server's limit of 2048", None),
+        ("regex: no text can be kept to it: there is no such text", None),
+    ],
+)
+def test_a_line_of_a_batch_names_no_field_that_there_is_not(told: str, param: str | None) -> None:
+    job = Job("j", "c", "/a.mp4", JobState.FAILED, "", told, "INVALID_ARGUMENT", 1, 0, "", 0, 0, 0)
+    assert json.loads(job_error_line("b", job, ""))["response"]["body"]["error"]["param"] == param
 
 
 async def test_text_and_figures_pass_through(gateway: FakeGateway) -> None:
