@@ -51,6 +51,8 @@ def caption_options(**values: Any) -> CaptionOptions:
         if spec.is_file and spec.name in given:
             paths = given[spec.name]
             texts = [_read_text(spec, Path(path)) for path in (paths if spec.repeated else [paths])]
+            if not (spec.repeated or texts[0]):
+                raise InvalidRequest(f"--{spec.flag}: {str(paths)!r} is empty, which would ask for nothing")
             given[spec.name] = texts if spec.repeated else texts[0]
     if len(given.get("prompts", ())) == 1:
         (given["prompt"],) = given.pop("prompts")

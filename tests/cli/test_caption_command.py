@@ -92,6 +92,12 @@ def test_a_schema_is_read_from_a_file_and_choices_are_given_one_by_one(gateway: 
     assert list(gateway.options.choice) == ["a star", "none"]
 
 
+def test_an_empty_file_is_no_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (schema := tmp_path / "scene.json").touch()
+    assert run(["caption", str(good_video(tmp_path / "a.mp4")), "--json-schema", str(schema)]) == 2
+    assert f"--json-schema: {str(schema)!r} is empty" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [(b"x" * 10_000_000, "more than 1048576 bytes"), (b"caf\xe9", "it is not UTF-8"), (None, "No such file")],
