@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from slipstream.errors import ModelNotUsable, VersionMismatch
+from slipstream.errors import InvalidConfig, ModelNotUsable, VersionMismatch
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.sampling.params import NO_DEFAULTS, SamplingDefaults
 
@@ -180,4 +180,13 @@ def check_pair(target: ModelInfo, draft: ModelInfo) -> None:
         raise ModelNotUsable(
             f"target {target.model_id!r} and draft {draft.model_id!r} want frames of different sizes; give both the"
             " same settings of the video processor"
+        )
+
+
+def check_keeps_structure(target: ModelInfo) -> None:
+    """Raises `InvalidConfig` for a target that would not keep a text to what it is asked for, and say anything."""
+    if not target.keeps_structure:
+        raise InvalidConfig(
+            "the target can keep no text to a json_schema, regex or choice: it is of an older release, or lacks"
+            " llguidance (pip install 'slipstream[structured]')"
         )

@@ -22,7 +22,7 @@ from slipstream.options import CaptionOptions
 from slipstream.rpc.callers import Places
 from slipstream.rpc.peers import Peers
 from slipstream.rpc.security import current_rights
-from slipstream.service_info import ModelInfo, Placement
+from slipstream.service_info import ModelInfo, Placement, check_keeps_structure
 from slipstream.speculation.caption_book import CaptionBook, Kind, Opening
 from slipstream.speculation.placement import placements
 from slipstream.time_limits import within_limit
@@ -98,11 +98,8 @@ class GatewayCaptioner:
         num_frames = plan.options.num_frames
         if num_frames > target.max_frames and "num_frames" in plan.asked:
             raise LimitExceeded(f"num_frames {num_frames} is more than the target's limit of {target.max_frames}")
-        if plan.sampling.is_structured and not target.keeps_structure:
-            raise InvalidConfig(
-                "the target can keep no text to a json_schema, regex or choice: it is of an older release, or lacks"
-                " llguidance (pip install 'slipstream[structured]')"
-            )
+        if plan.sampling.is_structured:
+            check_keeps_structure(target)
         if plan.options.logprobs and not target.tells_logprobs:
             raise InvalidConfig("the target is of an older release, which tells no logprobs")
         return target

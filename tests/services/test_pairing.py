@@ -57,6 +57,23 @@ class OldTarget(target_pb2_grpc.TargetServicer):
         return common_pb2.ModelInfo(model_id="old", tokens_per_frame=4, max_frames=64, **versions)
 
 
+class ReplacedTarget(OldTarget):
+    """One of this release, in whose place there is an older one as soon as it is asked for a text."""
+
+    num_sessions = 0
+
+    async def GetModel(
+        self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext
+    ) -> common_pb2.ModelInfo:
+        model = await super().GetModel(request, context)
+        model.keeps_structure = not self.num_sessions
+        return model
+
+    async def Session(self, requests: object, context: grpc.aio.ServicerContext) -> None:
+        self.num_sessions += 1
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "it is replaced")
+
+
 @contextlib.asynccontextmanager
 async def served(target: OldTarget, folder: Path) -> AsyncIterator[str]:
     """Its address."""
@@ -144,6 +161,18 @@ async def test_a_target_that_knows_no_structure_is_asked_for_no_text_of_one(
     ):
         with pytest.raises(InvalidConfig, match=r"json_schema, regex or choice: it is of an older release"):
             await caption(gateway, world.clips[0], **SMALL, **structure)
+
+
+async def test_a_text_of_a_structure_does_not_go_on_at_a_target_that_knows_none(tmp_path: Path, world: World) -> None:
+    target = ReplacedTarget(protocol_version=2)
+    async with (
+        served(target, tmp_path) as address,
+        running("gateway", tmp_path, "--target", address) as process,
+        open_channel(process.address) as gateway,
+    ):
+        with pytest.raises(InvalidConfig, match=r"json_schema, regex or choice: it is of an older release"):
+            await caption(gateway, world.clips[0], choice=["a"], **SMALL)
+    assert target.num_sessions == 1
 
 
 async def test_a_draft_that_is_not_there(stack: Stack, tmp_path: Path, world: World) -> None:
