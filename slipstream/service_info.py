@@ -183,9 +183,12 @@ def check_pair(target: ModelInfo, draft: ModelInfo) -> None:
         )
 
 
-def check_keeps_structure(target: ModelInfo) -> None:
-    """Raises `InvalidConfig` for a target that would not keep a text to what it is asked for, and say anything."""
-    if not target.keeps_structure:
+def check_honours(target: ModelInfo, is_structured: bool, logprobs: bool) -> None:
+    """Raises `InvalidConfig` for a target that would ignore what is asked: that a text is kept to a structure, or that
+    logprobs are told."""
+    if logprobs and not target.tells_logprobs:
+        raise InvalidConfig("the target is of an older release, which tells no logprobs")
+    if is_structured and not target.keeps_structure:
         raise InvalidConfig(
             "the target can keep no text to a json_schema, regex or choice: it is of an older release, or lacks"
             " llguidance (pip install 'slipstream[structured]')"

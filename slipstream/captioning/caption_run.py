@@ -13,7 +13,7 @@ from slipstream.errors import Overloaded, ProtocolViolation, ResumeMismatch, Ser
 from slipstream.logs import get_logger
 from slipstream.messages import PREFILLED, Caption, CaptionEvent, CommittedText, StageChange
 from slipstream.rpc.peers import Peers, TargetCall
-from slipstream.service_info import check_keeps_structure
+from slipstream.service_info import check_honours
 from slipstream.session_messages import (
     DraftReady,
     DraftStart,
@@ -146,8 +146,8 @@ class CaptionRun:
         start = target_start(self._plan, self._key, self._video, self._tokens_per_frame)
         self._replay = Replay(tuple(self._pipeline.committed)) if self._pipeline.committed else None
         target = await self._peers.target.choose(self._video)
-        if self._plan.sampling.is_structured and target.model is not None:
-            check_keeps_structure(target.model)  # it may be another than the one that was asked beforehand
+        if target.model is not None:  # it may be another than the one that was asked beforehand
+            check_honours(target.model, self._plan.sampling.is_structured, self._plan.options.logprobs)
         call = self._call = target.open(start, self._video, timeout_s=self._timeout_s)
         self._seek_draft()
         if self._late_hints is not None:

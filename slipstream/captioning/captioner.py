@@ -13,7 +13,7 @@ from slipstream.captioning.late_hints import LateHints
 from slipstream.captioning.media import Media, VideoFile
 from slipstream.captioning.plan import CaptionPlan, new_costs
 from slipstream.captioning.stats import CaptionStats
-from slipstream.errors import InvalidConfig, LimitExceeded, SlipstreamError
+from slipstream.errors import LimitExceeded, SlipstreamError
 from slipstream.frame_size import ANY_SIZE
 from slipstream.logs import get_logger
 from slipstream.messages import Caption, StageChange
@@ -22,7 +22,7 @@ from slipstream.options import CaptionOptions
 from slipstream.rpc.callers import Places
 from slipstream.rpc.peers import Peers
 from slipstream.rpc.security import current_rights
-from slipstream.service_info import ModelInfo, Placement, check_keeps_structure
+from slipstream.service_info import ModelInfo, Placement, check_honours
 from slipstream.speculation.caption_book import CaptionBook, Kind, Opening
 from slipstream.speculation.placement import placements
 from slipstream.time_limits import within_limit
@@ -98,10 +98,7 @@ class GatewayCaptioner:
         num_frames = plan.options.num_frames
         if num_frames > target.max_frames and "num_frames" in plan.asked:
             raise LimitExceeded(f"num_frames {num_frames} is more than the target's limit of {target.max_frames}")
-        if plan.sampling.is_structured:
-            check_keeps_structure(target)
-        if plan.options.logprobs and not target.tells_logprobs:
-            raise InvalidConfig("the target is of an older release, which tells no logprobs")
+        check_honours(target, plan.sampling.is_structured, plan.options.logprobs)
         return target
 
     def settled(self, plan: CaptionPlan, target: ModelInfo) -> CaptionPlan:

@@ -87,7 +87,7 @@ class DraftEngine:
         line = DraftLine(join.epoch, join.write_until, join.first_chunk, list(join.committed))
         width = min(self.model.info.vocab_size, request.vocab_size or self.model.info.vocab_size)
         asked = request.sampling
-        structure = await self._structures.opened(asked)
+        structure = await self._structures.opened(asked) if asked.is_structured else None
         sampler = DraftSampler(asked, plan.token_ids, width, structure)
         work = SessionWork(self.thread, self.frames.reserve(frames_bytes(num_frames, frame_size)))
         try:

@@ -109,7 +109,7 @@ class TargetEngine:
         check_text(request, plan)
         hints = await self._hint_room(request)
         asked = request.sampling
-        structure = await self._structures.opened(asked)
+        structure = await self._structures.opened(asked) if asked.is_structured else None
         sampler = TargetSampler(asked, plan.token_ids, info.vocab_size, structure)
         lossy = schedule_of(request, plan, info.num_layers)
         if request.session_id in self._sessions:  # nothing is awaited from here on until it is one of them

@@ -53,11 +53,9 @@ class Structures:
         self._trials = ThreadPoolExecutor(TRIALS_AT_ONCE, thread_name_prefix="trial")
         self._lock = threading.Lock()
 
-    async def opened(self, params: SamplingParams) -> "Structure | None":
-        """Like `open`, on other threads; None where no structure is asked for. New structures wait for each other's
-        trials, and nothing else does, such as the prompts of other texts."""
-        if not params.is_structured:
-            return None
+    async def opened(self, params: SamplingParams) -> "Structure":
+        """Like `open`, on other threads. New structures wait for each other's trials, and nothing else does, such as
+        the prompts of other texts."""
         if _digest(params) not in self._known:
             await asyncio.get_running_loop().run_in_executor(self._trials, self._check, params)
         return await asyncio.to_thread(self.open, params)

@@ -9,7 +9,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from slipstream.errors import InvalidConfig
+from slipstream.errors import InvalidConfig, InvalidRequest
 from slipstream.rpc.calls import open_channel
 from slipstream.rpc.grpc_options import SERVER_OPTIONS
 from slipstream.rpc.v1 import common_pb2, draft_pb2_grpc, gateway_pb2, gateway_pb2_grpc, target_pb2_grpc
@@ -161,6 +161,18 @@ async def test_a_target_that_knows_no_structure_is_asked_for_no_text_of_one(
     ):
         with pytest.raises(InvalidConfig, match=r"json_schema, regex or choice: it is of an older release"):
             await caption(gateway, world.clips[0], **SMALL, **structure)
+
+
+async def test_a_target_that_tells_no_logprobs_is_not_asked(tmp_path: Path, world: World) -> None:
+    async with (
+        served(OldTarget(protocol_version=2), tmp_path) as address,
+        running("gateway", tmp_path, "--target", address) as process,
+        open_channel(process.address) as gateway,
+    ):
+        with pytest.raises(InvalidConfig, match="of an older release, which tells no logprobs"):
+            await caption(gateway, world.clips[0], **SMALL, logprobs=True)
+        with pytest.raises(InvalidRequest, match="top_logprobs is for logprobs"):
+            await caption(gateway, world.clips[0], **SMALL, top_logprobs=2)
 
 
 async def test_a_text_of_a_structure_does_not_go_on_at_a_target_that_knows_none(tmp_path: Path, world: World) -> None:
