@@ -281,7 +281,7 @@ def _check_hints(plan: CaptionPlan) -> None:
         return
     if plan.method.name != TOLERANT_METHOD or not plan.sampling.greedy:
         raise InvalidRequest(
-            f"a tolerance below 1 changes the text, and one method takes it: ask for method {TOLERANT_METHOD!r} and "
+            f"tolerance below 1 changes the text, and one method takes it: ask for method {TOLERANT_METHOD!r} and "
             "temperature 0"
         )
 
@@ -291,8 +291,9 @@ def _check_together(asked: CaptionOptions) -> None:
     given = asked.given()
     if alone := next((spec for spec in OPTIONS if spec.name in given and spec.of and spec.of not in given), None):
         raise InvalidRequest(f"{alone.name} is for {alone.of}: give that, too, or leave it out")
-    if not asked.in_segments and (asked.get("prompts", ()) or asked.get("summary", False)):
-        raise InvalidRequest("several prompts and a summary are of a film's segments: say segments, too, or one prompt")
+    of_segments = [name for name in ("prompts", "summary") if asked.get(name, ())]
+    if of_segments and not asked.in_segments:
+        raise InvalidRequest(f"{of_segments[0]} is for a film's segments: say segments, too, or ask for one text")
     if asked.in_segments and asked.get("turns", ()):
         raise InvalidRequest("turns are about a video as a whole: leave out turns, or segments")
 

@@ -263,6 +263,8 @@ async def test_errors_are_those_that_the_client_knows(served: Served) -> None:
         (openai.BadRequestError, {"url": good, "logit_bias": {"1": 1}}, "logit_bias"),
         (openai.APIStatusError, {"url": good, "max_tokens": 10**6, "max_completion_tokens": None}, "max_tokens"),
         (openai.BadRequestError, {"url": good, "extra": {"slipstream": {"method": "magic"}}}, "slipstream.method"),
+        (openai.BadRequestError, {"url": good, "extra": {"slipstream": {"prompts": ["a", "b"]}}}, "slipstream.prompts"),
+        (openai.BadRequestError, {"url": good, "extra": {"slipstream": {"tolerance": 0.5}}}, "slipstream.tolerance"),
     ]
     for kind, fields, param in cases:
         with pytest.raises(kind) as refused:
