@@ -268,9 +268,10 @@ class CaptionOptions:
         return default if value is UNSET else value
 
     def over(self, defaults: "CaptionOptions") -> "CaptionOptions":
-        """These options, and those of `defaults` where these say nothing. A structure takes the place of any other."""
+        """These options, and those of `defaults` where these say nothing. A structure takes the place of any other, and
+        so does an empty one, which asks for free text."""
         given, others = self.given(), defaults.given()
-        if self.sampling.is_structured:
+        if not given.keys().isdisjoint(STRUCTURES):
             others = {name: value for name, value in others.items() if name not in STRUCTURES or not value}
         return CaptionOptions(**others | given)
 

@@ -101,6 +101,7 @@ def test_a_structure_takes_the_place_of_any_other() -> None:
     fallbacks = CaptionOptions(json_schema="", regex="", choice=(), prompt="a")
     assert CaptionOptions(regex="a").over(fallbacks).given() == {**fallbacks.given(), "regex": "a"}
     assert CaptionOptions(regex="a").over(CaptionOptions(json_schema={}, seed=1)) == CaptionOptions(regex="a", seed=1)
+    assert CaptionOptions(choice=()).over(CaptionOptions(regex="a", seed=1)) == CaptionOptions(choice=(), seed=1)
     assert CaptionOptions(seed=1).over(CaptionOptions(choice=("a",))) == CaptionOptions(choice=("a",), seed=1)
 
 
