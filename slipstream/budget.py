@@ -1,5 +1,5 @@
 """Memory that captions share: how much there is, who may use it in a budget with a bounded queue in front, and how what
-they freed goes back to the system. Needs no torch.
+they freed goes back to the system. And the cores that there are for them. Needs no torch.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 def available_bytes() -> int:
     """What can still be taken of the machine, within the limits of our control groups. Files that it has read, such as
     a checkpoint, are dropped from memory for whoever needs it, there as elsewhere."""
-    left = [_meminfo_available(), *map(_left_in, _cgroups())]
+    left = [_meminfo_available(), *map(_left_in, _cgroups("memory"))]
     return min(each for each in left if each is not None)
 
 
@@ -53,15 +53,15 @@ def _meminfo_available() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def _cgroups() -> Iterator[Path]:
-    """Folders of the control groups that bound this process, its own and those around it, of either version. A
-    container sees its own as the root."""
-    paths = {CGROUP: "", CGROUP / "memory": ""}
+def _cgroups(controller: str) -> Iterator[Path]:
+    """Folders of the control groups that bound what this process takes of one thing, its own and those around it, of
+    either version. A container sees its own as the root."""
+    paths = {CGROUP: "", CGROUP / controller: ""}
     with contextlib.suppress(OSError):
         for line in OWN_CGROUP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if not controllers or "memory" in controllers.split(","):
-                paths[CGROUP / "memory" if controllers else CGROUP] = path.lstrip("/")
+            if not controllers or controller in controllers.split(","):
+                paths[CGROUP / controller if controllers else CGROUP] = path.lstrip("/")
     for root, path in paths.items():
         yield from (each for each in (root / path, *(root / path).parents) if each.is_relative_to(root))
 
@@ -94,6 +94,25 @@ def _read_number(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):
         return None
+
+
+# -- cores ------------------------------------------------------------------------------------------------------------
+
+
+def num_cores() -> int:
+    """Whole cores that this process may use: of those that it may run on as many as our control groups give time for.
+    With more threads than that all of them stand still together, again and again, until the next time is given."""
+    given = [cores for group in _cgroups("cpu") if (cores := _cores_given(group)) is not None]
+    return max(1, int(min([len(os.sched_getaffinity(0)), *given])))
+
+
+def _cores_given(group: Path) -> float | None:
+    """What a control group has of them, such as 1.5; None where it has no limit."""
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        quota, period = (str(_read_number(group / f"cpu.cfs_{name}_us") or "max") for name in ("quota", "period"))
+    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
 
 
 # -- admission --------------------------------------------------------------------------------------------------------

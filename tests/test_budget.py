@@ -1,13 +1,16 @@
 """Places are given in order, within the budget, and come back whatever happens to their holders."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
 from slipstream import budget
-from slipstream.budget import Admission, MemoryUse, Reservation, available_bytes, host_budget
+from slipstream.budget import Admission, MemoryUse, Reservation, available_bytes, host_budget, num_cores
+from slipstream.engine.startup import ModelServiceConfig
 from slipstream.errors import LimitExceeded, Overloaded
+from slipstream.stack.local import StackOptions, service_argv
 
 MIB = 1024 * 1024
 
@@ -181,6 +184,42 @@ def test_a_task_of_a_scheduler_has_the_limits_of_all_groups_around_it(
     (step.parent / used).write_text("900\n")
     (step.parent / "memory.stat").write_text(f"{cached} 50\n")
     assert available_bytes() == 1000 - 900 + 50
+
+
+@pytest.mark.parametrize(
+    ("told", "folder", "files", "cores"),
+    [
+        ("0::/pod/box\n", "", {"cpu.max": "max 100000\n"}, 64),
+        ("0::/pod/box\n", "", {"cpu.max": "400000 100000\n"}, 4),
+        ("0::/pod/box\n", "", {"cpu.max": "50000 100000\n"}, 1),
+        ("3:cpu,cpuacct:/pod/box\n", "cpu", {"cpu.cfs_quota_us": "250000\n", "cpu.cfs_period_us": "100000\n"}, 2),
+        ("3:cpu,cpuacct:/pod/box\n", "cpu", {"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"}, 64),
+    ],
+)
+@pytest.mark.parametrize("level", ["pod", "pod/box"])
+def test_a_container_has_as_many_threads_as_its_quota_gives_cores(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    level: str,
+    told: str,
+    folder: str,
+    files: dict[str, str],
+    cores: int,
+) -> None:
+    """It may run on all cores of its machine, and on so many of them at a time."""
+    (own := tmp_path / "own").write_text(told)
+    monkeypatch.setattr(budget, "OWN_CGROUP", own)
+    monkeypatch.setattr(budget, "CGROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    (tmp_path / folder / "pod" / "box").mkdir(parents=True)
+    for name, content in files.items():
+        (tmp_path / folder / level / name).write_text(content)
+    assert num_cores() == cores
+    assert ModelServiceConfig(listen="", model="").num_threads == cores
+    addresses = dict.fromkeys(("target", "draft", "gateway"), "unix:s")
+    argv = service_argv(StackOptions(), "target", addresses)
+    assert argv[argv.index("--prefill-threads") + 1] == str(cores)
+    assert argv[argv.index("--threads") + 1] == str(max(1, cores // 2))
 
 
 def test_a_budget_is_told_or_a_share_of_what_there_is() -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from slipstream.budget import MIB, available_bytes, host_budget
+from slipstream.budget import MIB, available_bytes, host_budget, num_cores
 from slipstream.config import between, one_of, option
 from slipstream.engine.loading import AUTO, DTYPES, load_model
 from slipstream.engine.parallel.mirror import Director, MirroredRunner
@@ -62,7 +62,7 @@ class ModelServiceConfig(ServiceOptions):
         default=AUTO,
         check=one_of(AUTO, "on", "off"),
     )
-    threads: int = option("torch threads of the model; 0 leaves the choice to torch", default=0, check=between(0, 1024))
+    threads: int = option("torch threads of the model; 0: the cores that it may use", default=0, check=between(0, 1024))
     prefill_threads: int = option(
         "torch threads of its prefills and of all else that is not decoding; 0: those of --threads",
         default=0,
@@ -104,8 +104,8 @@ class ModelServiceConfig(ServiceOptions):
 
     @property
     def num_threads(self) -> int:
-        """Threads for torch: as told, or the cores this process may run on."""
-        return self.threads or len(os.sched_getaffinity(0))
+        """Threads for torch: as told, or the cores this process may use."""
+        return self.threads or num_cores()
 
     def budgets(self, model: VideoLM, share: float, cache_mb: int, cache_ratio: float) -> tuple[int, int]:
         """Bytes for keys and values of captions, and for a cache of what is kept of earlier ones. Where nobody said how

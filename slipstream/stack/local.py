@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
+from slipstream.budget import num_cores
 from slipstream.errors import InvalidConfig, ModelNotUsable, ServiceUnavailable, SlipstreamError
 from slipstream.families.checkpoints import folders_tokenizer_digest, is_hub_id
 from slipstream.process_life import PARENT_PID_VARIABLE
@@ -179,13 +180,12 @@ def _with_http_folder(options: StackOptions, folder: Path) -> StackOptions:
 
 
 def _model_flags(options: StackOptions, name: str) -> dict[str, str]:
-    cores = sorted(os.sched_getaffinity(0))
     gpus = options.target_gpus if name == "target" else ""
     device, threads, prefill_threads = options.devices_of(name)[0], options.threads, ""
     if threads is None and options.pin:
         threads = 1
     elif threads is None and device == "cpu":
-        threads, prefill_threads = max(1, len(cores) // 2), str(len(cores))
+        threads, prefill_threads = max(1, num_cores() // 2), str(num_cores())
     flags = {
         "model": str(options.draft_model if name == "draft" else options.target_model),
         "device": "" if gpus else device,
@@ -195,7 +195,7 @@ def _model_flags(options: StackOptions, name: str) -> dict[str, str]:
     }
     if threads is not None:
         flags["threads"] = str(threads)
-    if options.pin and len(cores) > 1:
+    if options.pin and len(cores := sorted(os.sched_getaffinity(0))) > 1:
         flags["cpu"] = str(cores[("target", "draft").index(name)])
     return flags
 
