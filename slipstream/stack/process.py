@@ -235,14 +235,19 @@ MAX_LOG_BYTES = 16 * 1024**2
 class RunFolder:
     """A private folder (mode 0700) in the temporary folder, whose sockets have paths that are short enough.
 
-    This process holds its lock. Making one sweeps those whose lock is free: their process was killed.
+    This process holds its lock. Making one sweeps those whose lock is free: their process was killed. Raises
+    `InvalidConfig` where none can be made.
     """
 
     def __init__(self) -> None:
-        short_enough = len(os.fsencode(tempfile.gettempdir())) < LONGEST_SOCKET_PATH - 40
-        parent = Path(tempfile.gettempdir() if short_enough else "/tmp")
-        sweep(parent)
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        try:
+            short_enough = len(os.fsencode(tempfile.gettempdir())) < LONGEST_SOCKET_PATH - 40
+            parent = Path(tempfile.gettempdir() if short_enough else "/tmp")
+            sweep(parent)
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        except OSError as error:  # as in a container whose root is read-only
+            reason = f"no folder for sockets and logs can be made: {error.strerror}"
+            raise InvalidConfig(f"{reason}; set TMPDIR to a folder of a short path that takes files") from None
         fresh = self.path / f"{LOCK}.new"
         self._lock: int | None = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)

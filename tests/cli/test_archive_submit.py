@@ -1,10 +1,12 @@
 """`slipstream archive submit` against a fake archive: what is sent, repetition, a full backlog."""
 
+import errno
 import io
 import json
 import os
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -74,6 +76,24 @@ def test_a_manifest_on_stdin(archive: FakeArchive, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"path": "/a.mp4"}\n{"path": "b.mp4"}')))
         assert submit(archive, "-") == 0
     assert [item.source for item in only_batch(archive).values()] == ["/a.mp4", f"{Path.cwd()}/b.mp4"]
+
+
+def test_a_stdin_that_cannot_be_kept_is_named(
+    archive: FakeArchive, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Closed, as a daemon's may be; or no folder takes temporary files, or its disk is full."""
+    monkeypatch.setattr("sys.stdin", None)
+    assert submit(archive, "-") == 2
+    assert "slipstream: `-`: stdin is closed\n" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"path": "/a.mp4"}')))
+    no_folder, full = Mock(side_effect=OSError(errno.ENOENT, "No usable folder")), Mock()
+    full.return_value.write.side_effect = OSError(errno.ENOSPC, "No space left")
+    for temporary_file, reason in ((no_folder, "No usable folder"), (full, "No space left")):
+        monkeypatch.setattr("tempfile.TemporaryFile", temporary_file)
+        assert submit(archive, "-") == 2
+        said = capsys.readouterr().err
+        assert f"cannot be kept until it is read again: {reason}; set TMPDIR to a folder with room" in said
+    assert not archive.batches
 
 
 def test_bad_lines_on_stdin_may_be_skipped(

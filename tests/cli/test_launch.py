@@ -1,5 +1,6 @@
 """What a stack is started with: checks before the start and the services' command lines."""
 
+import errno
 import json
 import os
 import random
@@ -7,6 +8,7 @@ import socket
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import grpc
 import pytest
@@ -230,6 +232,20 @@ def test_a_long_temporary_folder_is_avoided(tmp_path: Path, monkeypatch: pytest.
     assert folder.path.parent == Path("/tmp")
     folder.close()
     assert not folder.path.exists()
+
+
+def test_without_a_folder_for_temporary_files_it_is_said_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose root is read-only."""
+
+    def none_takes_files() -> NoReturn:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr("tempfile.tempdir", "/none")
+    with pytest.raises(InvalidConfig, match="can be made: No such file or directory; set TMPDIR"):
+        RunFolder()
+    monkeypatch.setattr("tempfile.gettempdir", none_takes_files)
+    with pytest.raises(InvalidConfig, match=r"No usable temporary directory found in .*; set TMPDIR"):
+        RunFolder()
 
 
 @pytest.mark.parametrize(("given", "told"), [((), []), (("700", "90"), ["700", "90"])])

@@ -17,7 +17,7 @@ from slipstream.archive.messages import DOCUMENT_EXTENSIONS, BatchItem
 from slipstream.cli.archive.manifests import READERS, BadRow, check_manifest, read_manifest
 from slipstream.client.batch_handles import is_url, item_name
 from slipstream.config import is_sendable
-from slipstream.errors import InvalidRequest, VideoNotFound
+from slipstream.errors import InvalidConfig, InvalidRequest, VideoNotFound
 from slipstream.objects.blocking import objects_below, open_file
 from slipstream.objects.store import ObjectUrl, is_remote_object
 from slipstream.options import CaptionOptions
@@ -202,13 +202,21 @@ class Sources:
 
     def _keep_stdin(self) -> None:
         """Reads stdin once, so that it can be gone through twice and has a digest."""
-        if self._stdin is None:
-            self._stdin = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 (closed in __exit__)
-            digest = hashlib.sha256()
+        if self._stdin is not None:
+            return
+        if sys.stdin is None:  # closed by the shell: <&-
+            raise InvalidConfig("`-`: stdin is closed")
+        digest = hashlib.sha256()
+        try:
+            kept = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 (closed in __exit__)
             while chunk := sys.stdin.buffer.read(COPY_BYTES):
                 digest.update(chunk)
-                self._stdin.write(chunk)
-            self._stdin_digest = digest.hexdigest()
+                kept.write(chunk)
+            kept.flush()
+        except OSError as error:
+            reason = f"`-`: stdin cannot be kept until it is read again: {error.strerror}"
+            raise InvalidConfig(f"{reason}; set TMPDIR to a folder with room") from None
+        self._stdin, self._stdin_digest = kept, digest.hexdigest()
 
 
 def batch_key(
