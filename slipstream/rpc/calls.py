@@ -32,6 +32,7 @@ from slipstream.rpc.grpc_options import (
     REQUEST_ID_KEY,
     RETRY_AFTER_KEY,
     UNREADABLE_KEY,
+    uri_of,
 )
 from slipstream.rpc.security import AUTHORIZATION_KEY, MAX_TOKEN_CHARS, SCHEME
 from slipstream.rpc.tls import PeerSecurity
@@ -73,7 +74,7 @@ def open_channel(
     if is_local(address) or _is_own(address):
         options.append(NO_PROXY)
     if security is None or address.startswith("unix:"):
-        return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.insecure_channel(uri_of(address), options=options)
     if security.server_name:
         options.append(("grpc.ssl_target_name_override", security.server_name))
     return grpc.aio.secure_channel(address, security.credentials, options=options)

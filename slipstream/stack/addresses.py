@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 
 from slipstream.errors import InvalidConfig
-from slipstream.stack.process import LONGEST_SOCKET_PATH
+from slipstream.stack.process import BETWEEN_ADDRESSES, LONGEST_SOCKET_PATH
 
 UNASSIGNED_PORTS = range(20_000, 30_000)
 """Linux gives none of these to a connection, or to whoever asks for any port."""
@@ -63,6 +63,8 @@ def _free_socket_path(listen: str) -> str:
     path = listen.removeprefix("unix:")
     if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
         raise InvalidConfig(f"cannot listen at {listen}: the path is longer than {LONGEST_SOCKET_PATH} bytes")
+    if BETWEEN_ADDRESSES in path:
+        raise InvalidConfig(f"cannot listen at {listen}: a ',' is between the addresses of several; give another path")
     if not Path(path).parent.is_dir():
         raise InvalidConfig(f"cannot listen at {listen}: its folder does not exist")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -19,7 +19,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from slipstream.errors import InvalidConfig, ServiceUnavailable, SlipstreamError
-from slipstream.rpc.grpc_options import NO_PROXY
+from slipstream.rpc.grpc_options import NO_PROXY, uri_of
 
 # -- process ----------------------------------------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class ServiceProcess:
         self._has_served.set()
 
     async def _wait_healthy(self) -> None:
-        async with grpc.aio.insecure_channel(self.address, options=_PROBE_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(uri_of(self.address), options=_PROBE_OPTIONS) as channel:
             await self._poll(lambda: _is_healthy(health_pb2_grpc.HealthStub(channel)))
 
     async def _poll(self, is_healthy: Callable[[], Awaitable[bool]]) -> None:
@@ -226,6 +226,8 @@ PREFIX = "slipstream-"
 LOCK = "lock"
 LONGEST_SOCKET_PATH = 107
 """Bytes that the kernel takes as the path of a unix socket."""
+BETWEEN_ADDRESSES = ","
+"""Is in no address: gRPC takes what is behind it for another one."""
 KEPT_S = 7 * 86_400.0
 """How long the logs of a stack that failed are kept for whom its error message told where they are."""
 MAX_LOG_BYTES = 16 * 1024**2
@@ -233,7 +235,7 @@ MAX_LOG_BYTES = 16 * 1024**2
 
 
 class RunFolder:
-    """A private folder (mode 0700) in the temporary folder, whose sockets have paths that are short enough.
+    """A private folder (mode 0700) in the temporary folder, whose sockets have paths that gRPC and the kernel take.
 
     This process holds its lock. Making one sweeps those whose lock is free: their process was killed. Raises
     `InvalidConfig` where none can be made.
@@ -241,8 +243,9 @@ class RunFolder:
 
     def __init__(self) -> None:
         try:
-            short_enough = len(os.fsencode(tempfile.gettempdir())) < LONGEST_SOCKET_PATH - 40
-            parent = Path(tempfile.gettempdir() if short_enough else "/tmp")
+            given = tempfile.gettempdir()
+            is_usable = len(os.fsencode(given)) < LONGEST_SOCKET_PATH - 40 and BETWEEN_ADDRESSES not in given
+            parent = Path(given if is_usable else "/tmp")
             sweep(parent)
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         except OSError as error:  # as in a container whose root is read-only

@@ -224,10 +224,13 @@ def test_addresses_in_use(tmp_path: Path) -> None:
     assert gateway_address(f"unix:{path}") == f"unix:{path}"
 
 
-def test_a_long_temporary_folder_is_avoided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    long = tmp_path / ("x" * 100)
-    long.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(long))
+@pytest.mark.parametrize("name", ["x" * 100, ","])
+def test_a_temporary_folder_is_avoided_in_which_sockets_cannot_be_told(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    given = tmp_path_factory.mktemp("t") / name
+    given.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(given))
     folder = RunFolder()
     assert folder.path.parent == Path("/tmp")
     folder.close()

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 import structlog
+from grpc_health.v1 import health, health_pb2_grpc
 
 from slipstream import errors, process_life
 from slipstream.errors import SlipstreamError
@@ -20,9 +21,10 @@ from slipstream.rpc.calls import as_slipstream_error, open_channel, request_meta
 from slipstream.rpc.grpc_options import SERVER_OPTIONS
 from slipstream.rpc.guards import MAX_DETAILS_CHARS, AnswerErrors
 from slipstream.rpc.message_limits import write
-from slipstream.rpc.server import Lifecycle, _run
+from slipstream.rpc.server import Lifecycle, _run, bound
 from slipstream.rpc.service_options import ServiceOptions
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
+from slipstream.stack.process import ServiceProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,6 +72,22 @@ async def serving(servicer: Troubled, folder: Path) -> AsyncIterator[target_pb2_
     async with open_channel(f"unix:{folder / 's.sock'}") as channel:
         yield target_pb2_grpc.TargetStub(channel)
     await server.stop(0)
+
+
+async def test_any_path_of_a_socket(tmp_path: Path) -> None:
+    """gRPC takes it for that of a URI: one with a `#` was called in vain, and one with `%41` was another file's."""
+    (folder := tmp_path / "a #1?%41ü").mkdir()
+    address, server = f"unix:{folder / 's.sock'}", grpc.aio.server(options=SERVER_OPTIONS)
+    target_pb2_grpc.add_TargetServicer_to_server(Troubled(), server)
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
+    with bound(server, address, None) as listening:
+        await server.start()
+        assert {path.name for path in folder.iterdir()} == {"s.sock", "s.sock.lock"}
+        async with open_channel(listening) as channel:
+            answer = await target_pb2_grpc.TargetStub(channel).GetModel(common_pb2.GetModelRequest(), timeout=5)
+        assert answer.model_id == "well"
+        await ServiceProcess("target", (), listening, folder / "log", {}).wait_serving(5)
+        await server.stop(0)
 
 
 @pytest.fixture
