@@ -19,6 +19,7 @@ from slipstream.stack.addresses import gateway_address
 from slipstream.stack.process import HttpProcess, RunFolder, ServiceProcess, bound_log, start_behind
 from slipstream.stack.redis_server import QueueServer, private_folder
 from slipstream.stack.start_order import ONE_GPU, start_groups
+from slipstream.video.paths import joined
 
 # -- launch -----------------------------------------------------------------------------------------------------------
 
@@ -154,7 +155,7 @@ def service_argv(options: StackOptions, name: str, addresses: Mapping[str, str])
         flags |= {peer: addresses.get(peer, "") for peer in ("target", "draft", "reader")}
         flags |= {"drain-s": str(DRAIN_S), "archive-drain-s": str(DRAIN_S)}
         flags |= {"archive-slots": "" if options.archive_slots is None else str(options.archive_slots)}
-        flags |= {"video-roots": os.pathsep.join(str(root.resolve()) for root in options.video_roots)}
+        flags |= {"video-roots": joined(options.video_roots)}
         flags |= {"formats": options.formats or "", "object-roots": ",".join(options.object_roots)}
     elif name != "reader":
         flags |= _model_flags(options, name)

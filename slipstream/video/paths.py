@@ -30,6 +30,15 @@ def shared_part(root: Path) -> Path:
     return Path(*parts[: parts.index(OWNER)]) if OWNER in parts else root
 
 
+def joined(roots: Sequence[Path]) -> str:
+    """As `--video-roots` has them. Raises `InvalidConfig` for one that would be taken for two."""
+    real = [str(root.resolve()) for root in roots]
+    for root in real:
+        if os.pathsep in root:
+            raise InvalidConfig(f"{root!r}: a {os.pathsep!r} is between two roots; give a folder without one")
+    return os.pathsep.join(real)
+
+
 def open_video_path(path: str, roots: Sequence[Path]) -> BinaryIO:
     """Open the regular file `path`, absolute or relative to one of `roots`; the first root that has it wins.
 

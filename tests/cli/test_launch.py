@@ -237,6 +237,18 @@ def test_a_temporary_folder_is_avoided_in_which_sockets_cannot_be_told(
     assert not folder.path.exists()
 
 
+def test_a_folder_is_not_taken_for_two(tmp_path: Path) -> None:
+    """With a `:` at its end it was the one without, and that was served where it was there."""
+    for name in ("films:", "films:2024"):
+        (named := tmp_path / name).mkdir()
+        (linked := tmp_path / f"to {len(name)}").symlink_to(named)
+        for root in (named, linked):
+            with pytest.raises(InvalidConfig, match="a ':' is between two roots"):
+                flags(StackOptions(video_roots=(tmp_path, root)), "gateway")
+    roots = (tmp_path, Path("/usr"))
+    assert flags(StackOptions(video_roots=roots), "gateway")["--video-roots"] == f"{tmp_path}:/usr"
+
+
 def test_without_a_folder_for_temporary_files_it_is_said_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container whose root is read-only."""
 
