@@ -3,6 +3,7 @@
 import errno
 import io
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
@@ -95,6 +96,8 @@ def guard_streams() -> None:
     if (given := sys.stderr) is not None:
         words = io.BufferedWriter(_Stderr(given.fileno(), "w", closefd=False))
         sys.stderr = io.TextIOWrapper(words, given.encoding, given.errors, line_buffering=True)
+    else:  # closed by the shell: 2>&-. To `print` and others no stream is stdout, where results go
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (as long as the process lives)
 
 
 def run(args: Sequence[str] | None = None) -> int:

@@ -1,5 +1,7 @@
 """Rates, gains and the end of a batch; and the key by which a repeated command finds its batch."""
 
+import io
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 
 from slipstream.archive.messages import Batch, BatchTotals, JobCounts
 from slipstream.archive.queue import BatchState
-from slipstream.cli.archive.batch_view import Meter, describe, span
+from slipstream.cli.app import guard_streams
+from slipstream.cli.archive.batch_view import Meter, choose_view, describe, span
 from slipstream.cli.archive.sources import batch_key
 from slipstream.options import CaptionOptions
 
@@ -83,3 +86,14 @@ def test_the_output_stands_for_the_sources() -> None:
     assert key == batch_key(options, Path.cwd() / "out.jsonl", ["/b"])
     assert key != batch_key(CaptionOptions(), Path("out.jsonl"), ["/a"])
     assert key != batch_key(options, None, ["output", str(Path.cwd() / "out.jsonl")])
+
+
+def test_progress_is_not_among_the_results_where_stderr_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by `archive submit --output - 2>&- > results.jsonl`."""
+    monkeypatch.setattr("sys.stdout", None)
+    monkeypatch.setattr("sys.stderr", None)
+    guard_streams()
+    monkeypatch.setattr("sys.stdout", results := io.StringIO())
+    with sys.stderr, choose_view(as_json=False, stream=sys.stderr) as show:
+        show(EMPTY)
+    assert results.getvalue() == ""
