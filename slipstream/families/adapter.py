@@ -227,6 +227,7 @@ class TextDecoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._special_ids = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        self._alone: dict[int, str] = {}
         self._byte_ids = frozenset(i for token, i in tokenizer.get_vocab().items() if _BYTE.fullmatch(token))
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -242,6 +243,12 @@ class TextDecoder:
     @cached_property
     def _plain(self) -> Tokenizer:
         return inner_tokenizer(self.tokenizer)
+
+    def alone(self, token_id: int) -> str:
+        """What one token says by itself; "" for a special one."""
+        if token_id not in self._alone:
+            self._alone[token_id] = self.decode([token_id]) if self.has_text(token_id) else ""
+        return self._alone[token_id]
 
     def has_text(self, token_id: int) -> bool:
         """Whether the token stands for bytes of text."""
@@ -271,7 +278,7 @@ class TextStream:
 
     def alone(self, token_id: int) -> str:
         """What a token says by itself, whatever came before."""
-        return self._decoder.decode([token_id]) if self._decoder.has_text(token_id) else ""
+        return self._decoder.alone(token_id)
 
     def flush(self) -> str:
         """What was held back, as the end of the text."""

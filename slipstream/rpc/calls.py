@@ -2,10 +2,12 @@
 
 import asyncio
 import ipaddress
+import os
 import re
 import socket
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 
@@ -32,7 +34,6 @@ from slipstream.rpc.grpc_options import (
     REQUEST_ID_KEY,
     RETRY_AFTER_KEY,
     UNREADABLE_KEY,
-    uri_of,
 )
 from slipstream.rpc.security import AUTHORIZATION_KEY, MAX_TOKEN_CHARS, SCHEME
 from slipstream.rpc.tls import PeerSecurity
@@ -57,6 +58,13 @@ _ERRORS: dict[grpc.StatusCode, type[SlipstreamError]] = {
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     grpc.StatusCode.ALREADY_EXISTS: SessionExists,
 }
+
+
+def uri_of(address: str) -> str:
+    """What gRPC is told of host:port or unix:PATH. It takes a path for that of a URI, in which `%41` is a letter, and
+    which `#` and `?` end."""
+    path = address.removeprefix("unix:")
+    return address if path == address else f"unix:{quote(os.fsencode(path))}"
 
 
 def open_channel(

@@ -1,9 +1,4 @@
-"""Channel and server options, chosen by measurement: how fast a dead peer is noticed, how large a message may be.
-And how gRPC is told an address.
-"""
-
-import os
-from urllib.parse import quote
+"""Channel and server options, chosen by measurement: how fast a dead peer is noticed, how large a message may be."""
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """Largest message either side accepts; the default of 4 MiB would kill streams of large chunks."""
@@ -84,10 +79,3 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_metadata_size", 8 * 1024),
     ("grpc.absolute_max_metadata_size", 16 * 1024),
 ]
-
-
-def uri_of(address: str) -> str:
-    """What gRPC is told of host:port or unix:PATH. It takes a path for that of a URI, in which `%41` is a letter, and
-    which `#` and `?` end."""
-    path = address.removeprefix("unix:")
-    return address if path == address else f"unix:{quote(os.fsencode(path))}"

@@ -28,7 +28,8 @@ from slipstream.logs import configure_logs, get_logger, log_all_output
 from slipstream.metrics import PROCESS, shown_at
 from slipstream.process_life import Descriptors, ServiceLoop, parent_pid, raise_descriptor_limit, wait_for_end
 from slipstream.rpc.callers import Places
-from slipstream.rpc.grpc_options import MAX_CONCURRENT_CALLS, MAX_WATCHERS, SERVER_OPTIONS, WATCH_S, uri_of
+from slipstream.rpc.calls import uri_of
+from slipstream.rpc.grpc_options import MAX_CONCURRENT_CALLS, MAX_WATCHERS, SERVER_OPTIONS, WATCH_S
 from slipstream.rpc.guards import Admit, AnswerErrors, Guard
 from slipstream.rpc.message_limits import write_all
 from slipstream.rpc.security import RequireNames, make_identify

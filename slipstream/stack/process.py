@@ -19,7 +19,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from slipstream.errors import InvalidConfig, ServiceUnavailable, SlipstreamError
-from slipstream.rpc.grpc_options import NO_PROXY, uri_of
+from slipstream.rpc.calls import uri_of
+from slipstream.rpc.grpc_options import NO_PROXY
 
 # -- process ----------------------------------------------------------------------------------------------------------
 
