@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Speculation,
         StageChange,
         Timings,
+        TokenLogprob,
         Trace,
         VideoFacts,
     )
@@ -47,8 +48,8 @@ __all__ = [
     "BatchItem", "Caption", "CaptionEvent", "CaptionOptions", "CaptionStream", "Captioner", "CommittedText",
     "CommittedToken", "DocumentFacts", "DocumentStream", "FilmFacts", "FinishReason", "GatewayInfo", "Job",
     "JobState", "KeptTokens", "PageDraft", "PagePicture", "PageReading", "Priority", "Receipt", "RemotePath",
-    "Segment", "SegmentCaption", "Speculation", "StageChange", "Timings", "Trace", "Video", "VideoFacts",
-    "__version__", "connect", "connect_async", "errors", "load_model",
+    "Segment", "SegmentCaption", "Speculation", "StageChange", "Timings", "TokenLogprob", "Trace", "Video",
+    "VideoFacts", "__version__", "connect", "connect_async", "errors", "load_model",
 ]
 # fmt: on
 _NAMES = {
