@@ -134,7 +134,7 @@ async def wholes(captioner: Any, film: Film, **options: Any) -> list[SegmentCapt
 async def test_what_only_films_have(stack: Stack, film: Film) -> None:
     async with slipstream.connect_async(stack.gateway_address) as captioner:
         for asked in ({"summary": True}, {"prompts": PROMPTS}):
-            with pytest.raises(InvalidRequest, match="are of a film's segments"):
+            with pytest.raises(InvalidRequest, match="is for a film's segments"):
                 await captioner.caption(film.data, **asked)
         with pytest.raises(InvalidRequest, match="ask something"):
             captioner.caption_segments(film.data, segments="fixed:2s", prompts=["a", " "])
