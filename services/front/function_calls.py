@@ -82,8 +82,17 @@ def _schemas(tools: Any) -> dict[str, Any]:
             raise ApiError(f"{where}.function.name {name!r} occurs twice", param=f"{where}.function.name")
         schemas[name] = NO_ARGUMENTS
         if parameters is not None:
-            schemas[name] = object_at(parameters, f"{where}.function.parameters")
+            schemas[name] = _arguments(parameters, f"{where}.function.parameters")
     return schemas
+
+
+def _arguments(said: Any, param: str) -> dict[str, Any]:
+    """The schema of arguments. They are an object, as by OpenAI's protocol, also where it does not say so: programs
+    read them by their names."""
+    schema = object_at(said, param)
+    if schema.get("type", "object") != "object":
+        raise ApiError(f'{param}.type must be "object"', param=f"{param}.type")
+    return {"type": "object", **schema}
 
 
 def _function(said: Any, param: str) -> Mapping[str, Any]:

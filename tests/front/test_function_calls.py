@@ -70,6 +70,24 @@ def test_a_function_without_parameters_has_no_arguments() -> None:
     assert not allows(chat.options.given()["json_schema"], '{"a": 1}')
 
 
+@pytest.mark.parametrize("others", [[], [tool("other")]])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"properties": {"a": {"type": "integer"}}},
+        {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": {"type": "integer"}}}}},
+    ],
+)
+def test_arguments_are_an_object(parameters: dict[str, Any], others: list[Any]) -> None:
+    """Also by a schema that allows all else: it says nothing of what is none."""
+    chat = read(request(tools=[tool("f", parameters), *others], tool_choice="required"))
+    schema = chat.options.given()["json_schema"]
+    begin, end = ('{"name": "f", "arguments": ', "}") if others else ("", "")
+    assert all(allows(schema, f"{begin}{text}{end}") for text in ("{}", '{"a": 1}'))
+    assert not any(allows(schema, f"{begin}{text}{end}") for text in ("4.3e-0", '"a"', "[1]", "null"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "is_allowed"),
     [
@@ -124,6 +142,8 @@ def allows(schema: str, text: str) -> bool:
         ({"tools": [tool("a\n")]}, "tools[0].function.name"),
         ({"tools": [tool("a"), tool("a")]}, "tools[1].function.name"),
         ({"tools": [tool("a", "{}")]}, "tools[0].function.parameters"),
+        ({"tools": [tool("a", {"type": "string"})]}, "tools[0].function.parameters.type"),
+        ({"tools": [tool("a", {"type": ["object", "null"]})]}, "tools[0].function.parameters.type"),
         ({"tools": [tool("a") | {"magic": 1}]}, "tools[0].magic"),
         ({"tools": TOOLS, "tool_choice": choice("where"), "guided_regex": "a"}, "tools[0].function.parameters"),
         (
