@@ -35,7 +35,7 @@ class TokenLogprob:
 
     token_id: int
     piece: str
-    """By itself; "" for a special token, and bytes that are no UTF-8 are U+FFFD."""
+    """By itself, with the space that it begins with; "" for a special token, and bytes that are no UTF-8 are U+FFFD."""
     logprob: float
     """As of `CommittedToken`."""
 

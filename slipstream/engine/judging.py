@@ -289,7 +289,10 @@ def _likely(
     told: list[float] = chances[torch.arange(len(rows), device=logits.device), columns].tolist()
     best = chances.topk(min(session.request.top_logprobs, logits.shape[-1]), dim=-1)
     pairs = zip(best.indices.flatten().tolist(), best.values.flatten().tolist(), strict=True)
-    return tuple(told), tuple(TokenLogprob(token, session.text.alone(token), chance) for token, chance in pairs)
+    begins = len(tokens) == len(session.committed)
+    return tuple(told), tuple(
+        TokenLogprob(token, session.text.alone(token, begins=begins), chance) for token, chance in pairs
+    )
 
 
 def _tolerance(session: TargetSession) -> Tolerance:

@@ -227,7 +227,7 @@ class TextDecoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._special_ids = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
-        self._alone: dict[int, str] = {}
+        self._alone: dict[tuple[int, bool], str] = {}
         self._byte_ids = frozenset(i for token, i in tokenizer.get_vocab().items() if _BYTE.fullmatch(token))
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -244,11 +244,17 @@ class TextDecoder:
     def _plain(self) -> Tokenizer:
         return inner_tokenizer(self.tokenizer)
 
-    def alone(self, token_id: int) -> str:
-        """What one token says by itself; "" for a special one."""
-        if token_id not in self._alone:
-            self._alone[token_id] = self.decode([token_id]) if self.has_text(token_id) else ""
-        return self._alone[token_id]
+    def alone(self, token_id: int, *, begins: bool) -> str:
+        """What one token says by itself, as the first of a text or behind others; "" for a special one. Tokenizers of
+        Llama's kind begin no text with a space, and what is decoded alone is a text."""
+        key = token_id, begins
+        if key not in self._alone:
+            self._alone[key] = self._decode_alone(token_id, begins) if self.has_text(token_id) else ""
+        return self._alone[key]
+
+    def _decode_alone(self, token_id: int, begins: bool) -> str:
+        text = self.decode([token_id])
+        return text if begins else self.decode([token_id] * 2)[len(text) :]
 
     def has_text(self, token_id: int) -> bool:
         """Whether the token stands for bytes of text."""
@@ -276,9 +282,9 @@ class TextStream:
         """One piece of text per token; "" for a special token or while a character is incomplete."""
         return [self._push(token_id) if self._decoder.has_text(token_id) else "" for token_id in token_ids]
 
-    def alone(self, token_id: int) -> str:
-        """What a token says by itself, whatever came before."""
-        return self._decoder.alone(token_id)
+    def alone(self, token_id: int, *, begins: bool) -> str:
+        """As of `TextDecoder`."""
+        return self._decoder.alone(token_id, begins=begins)
 
     def flush(self) -> str:
         """What was held back, as the end of the text."""
@@ -351,9 +357,9 @@ class StoppingText:
         self._stream = stream
         self._matcher = StopMatcher(stops)
 
-    def alone(self, token_id: int) -> str:
-        """What a token says by itself, whatever came before."""
-        return self._stream.alone(token_id)
+    def alone(self, token_id: int, *, begins: bool) -> str:
+        """As of `TextDecoder`."""
+        return self._stream.alone(token_id, begins=begins)
 
     def push(self, token_ids: Sequence[int], *, last: bool = False) -> StoppedText:
         """The text of newly committed tokens; with `last`, all that was held back is let go with the last of them.

@@ -73,6 +73,16 @@ async def drafted(channel: grpc.aio.Channel, family: World, clip: int, **options
     return await until(lambda one: one.summary.speculation.judged > 0, lambda: check(channel, family, clip, **options))
 
 
+async def test_the_likeliest_are_written_as_in_a_text(channel: grpc.aio.Channel, family: World) -> None:
+    """Where a tokenizer begins no text with a space, only the first of them lack it."""
+    asked = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": 4}
+    first, *others = (await caption(channel, family.clips[0], logprobs=True, top_logprobs=20, **asked)).tokens
+    text = family.reference.text
+    assert [one.piece for one in first.top_logprobs] == [text([one.token_id]) for one in first.top_logprobs]
+    for one in [one for token in others for one in token.top_logprobs]:
+        assert text([one.token_id]) + one.piece == text([one.token_id] * 2)
+
+
 @one_in(3, "family")
 async def test_plain_decoding_of_several_videos_at_once(channel: grpc.aio.Channel, family: World) -> None:
     asked = {"method": "autoregressive", "max_new_tokens": 64}

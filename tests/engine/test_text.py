@@ -115,3 +115,18 @@ def test_spelled_characters_come_whole(text: str) -> None:
     pieces, rest = stream(LLAMA.backend_tokenizer.encode(text).ids, decoder=LLAMA_DECODER)
     assert "".join(pieces) + rest == text
     assert "\ufffd" not in "".join(pieces) + rest
+
+
+@pytest.mark.parametrize("decoder", [DECODER, LLAMA_DECODER])
+def test_a_token_alone_says_what_it_says_in_a_text(decoder: TextDecoder) -> None:
+    """Behind others, and as the first: tokenizers of Llama's kind leave out the space that a text would begin with."""
+    word = next(token for token in range(300, 400) if decoder.has_text(token) and decoder.decode([token]).isalpha())
+    num_spaced = 0
+    for token in filter(decoder.has_text, range(decoder.tokenizer.get_vocab_size())):
+        (first,), (*_, behind) = TextStream(decoder).push([token]), TextStream(decoder).push([word, token])
+        alone = TextStream(decoder).alone(token, begins=False)
+        if not decoder.is_byte(token) and "\ufffd" not in alone:  # else more may come of its character
+            assert (TextStream(decoder).alone(token, begins=True), alone) == (first, behind)
+            num_spaced += behind.startswith(" ")
+    assert num_spaced > 5
+    assert TextStream(decoder).alone(decoder.tokenizer.token_to_id("<video>"), begins=False) == ""
