@@ -125,10 +125,12 @@ def event(data: Mapping[str, Any]) -> bytes:
 
 
 def finish_reason(captions: Sequence[Caption], functions: Functions | None = None) -> str:
-    """Of all pages: one that was cut says so."""
+    """Of all pages: one that was cut says so. A call is none where a stop string cut it."""
     if any(caption.finish_reason is FinishReason.LENGTH for caption in captions):
         return FinishReason.LENGTH.value
-    return FinishReason.STOP.value if functions is None else functions.finish_reason
+    if functions is None or any(caption.stop_string for caption in captions):
+        return FinishReason.STOP.value
+    return functions.finish_reason
 
 
 def logprobs(tokens: Sequence[CommittedToken]) -> dict[str, Any] | None:

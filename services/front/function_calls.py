@@ -49,7 +49,7 @@ class Functions:
 
     @property
     def finish_reason(self) -> str:
-        """Of an answer that was not cut: OpenAI's says "stop" where the request has named the function."""
+        """Of an answer that nothing cut: OpenAI's says "stop" where the request has named the function."""
         return "stop" if self.is_named else "tool_calls"
 
 
@@ -183,9 +183,10 @@ def _is_json(text: str) -> bool:
 
 
 def whole_calls(functions: Functions, texts: Sequence[str], completion_id: str) -> list[dict[str, Any]]:
-    """The calls of an answer, one a page of a document that has a text; of the form of `message.tool_calls`."""
+    """The calls of an answer, one a page of a document whose text says which; of the form of `message.tool_calls`."""
     calls = [functions.call(text, is_whole=True) for text in texts if text]
-    return [_call(index, completion_id, name, arguments) for index, (name, arguments) in enumerate(calls)]
+    named = [(name, arguments) for name, arguments in calls if name]  # others were cut before that
+    return [_call(index, completion_id, name, arguments) for index, (name, arguments) in enumerate(named)]
 
 
 class StreamedCalls:
@@ -206,7 +207,7 @@ class StreamedCalls:
     def end(self) -> list[dict[str, Any]]:
         """What is left of the call, which is whole; the next may begin."""
         deltas = self._deltas(is_whole=True)
-        self._index += bool(self._text)
+        self._index += self._told is not None
         self._text, self._told = "", None
         return deltas
 

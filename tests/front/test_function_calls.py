@@ -260,7 +260,16 @@ def test_of_a_text_that_was_cut_all_arguments_are_told(said: Any, num_chars: int
     if name and is_either and cut != text:
         assert len(got) >= min(len(cut), len(text) - 1) - text.index(arguments) - 1
     calls, _ = streamed(functions, [list(cut)])
-    assert calls == (whole_calls(functions, [cut], "chatcmpl-7") if name and cut else [])
+    assert calls == whole_calls(functions, [cut], "chatcmpl-7")
+    assert not cut or len(calls) == bool(name)
+
+
+def test_a_page_that_was_cut_before_its_functions_name_has_no_call() -> None:
+    """And its number is the next one's."""
+    texts = ['{"na', '{"name": "where", "arguments": {}}']
+    (call,) = whole_calls(EITHER, texts, "chatcmpl-7")
+    assert call == {"id": "call_7-0", "type": "function", "function": {"name": "where", "arguments": "{}"}}
+    assert streamed(EITHER, [[text] for text in texts])[0] == [call]
 
 
 # -- through the stack ------------------------------------------------------------------------------------------------
@@ -315,6 +324,14 @@ async def test_a_call_that_was_cut_says_so(served: Served) -> None:
     answer = await chat(served, data_url(served.clips[0]), **fields)
     (said,) = answer.choices
     assert said.finish_reason == "length" and said.message.tool_calls[0].function.arguments
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_stop_string_leaves_no_call_to_answer(served: Served) -> None:
+    """Programs run what `tool_calls` says."""
+    fields = {"tools": SCENES, "tool_choice": "required", "stop": "name"}
+    (said,) = (await chat(served, data_url(served.clips[0]), max_completion_tokens=400, **fields)).choices
+    assert (said.finish_reason, said.message.content, said.message.tool_calls) == ("stop", None, [])
 
 
 @pytest.mark.asyncio(loop_scope="session")
