@@ -155,10 +155,11 @@ def _any_call(schemas: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """A schema that stood by itself, for that place of another: what it refers to moves with it."""
+    """A schema that stood by itself, for that place of another: what it refers to moves with it. One that has a name
+    of its own (`$id`) refers to itself by that, wherever it stands."""
     if isinstance(schema, list):
         return [_moved(inner, place) for inner in schema]
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict) or isinstance(schema.get("$id"), str):
         return schema
     moved: dict[str, Any] = {}
     for keyword, inner in schema.items():

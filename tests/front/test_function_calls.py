@@ -109,6 +109,27 @@ def test_of_several_functions_each_has_its_own_arguments(arguments: Any, is_allo
     assert allows(schema, json.dumps({"name": "plain-2", "arguments": {"$ref": {"$ref": "#/x"}}}))
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        WHERE | {"$id": "https://example.org/where"},
+        WHERE | {"$id": "Where"},
+        WHERE | {"properties": {"place": WHERE["$defs"]["Place"] | {"$id": "Place"}, "next": {"type": "null"}}},
+        {
+            "type": "object",
+            "required": ["place"],
+            "properties": {"place": {"$id": "Inner", "$ref": "#/$defs/Place"} | {"$defs": WHERE["$defs"]}},
+        },
+    ],
+)
+def test_a_schema_with_a_name_of_its_own_refers_to_itself(parameters: dict[str, Any]) -> None:
+    chat = read(request(tools=[tool("named", parameters), *TOOLS], tool_choice="required"))
+    schema = chat.options.given()["json_schema"]
+    for name in ("named", "where"):
+        told = [json.dumps({"name": name, "arguments": {"place": at, "next": None}}) for at in ("indoors", "at sea")]
+        assert [allows(schema, one) for one in told] == [True, False]
+
+
 def allows(schema: str, text: str) -> bool:
     """What llguidance says by itself."""
     matcher = llguidance.LLMatcher(
