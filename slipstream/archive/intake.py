@@ -136,6 +136,8 @@ def _plan(own: OptionValues, shared: OptionValues, config: GatewayConfig) -> Cap
     if own.get("path") or own.get("request_id"):
         raise InvalidRequest("path and request_id must be empty in the options of a batch; an item names its source")
     plan = make_plan(CaptionOptions.from_mapping(own).over(CaptionOptions.from_mapping(shared)), config)
+    if plan.options.logprobs:
+        raise InvalidRequest("logprobs must be left out: the archive keeps texts and no tokens")
     if sum(len(text.encode()) for text in plan.options.prediction) > MAX_ITEM_HINT_BYTES:
         raise LimitExceeded(f"the predictions of a job have more than {MAX_ITEM_HINT_BYTES} bytes; give fewer of them")
     return plan

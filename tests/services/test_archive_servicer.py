@@ -138,6 +138,16 @@ async def test_items_at_fault_are_failed_jobs_and_hinder_nobody(served: Served) 
     assert (again.num_known, again.num_rejected) == (10, 5)
 
 
+async def test_what_no_result_tells_is_not_asked_for(served: Served) -> None:
+    """Of an item and of a whole batch: the archive keeps no tokens that logprobs could be of."""
+    asked = archive_pb2.BatchItem(custom_id="sure", source="/a", caption=gateway_pb2.CaptionOptions(logprobs=True))
+    answer = await served.archive.submit([*ITEMS, asked], key="k")
+    assert answer.num_rejected == 1
+    assert "logprobs must be left out" in (await served.archive.jobs("k"))["sure"].error
+    code, message = await refused(served.archive.submit(ITEMS, key="other", logprobs=True, top_logprobs=2))
+    assert code == INVALID and "logprobs must be left out" in message
+
+
 @pytest.mark.parametrize(
     ("messages", "complaint"),
     [
