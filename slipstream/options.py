@@ -16,7 +16,7 @@ from slipstream.config import UINT32_MAX, check_unicode, check_value
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.option_specs import UNSET, Receiver, keywords_help, spec_of
 from slipstream.option_specs import option as _option
-from slipstream.sampling.params import MAX_TOP_K, RULES, STRUCTURES, SamplingParams
+from slipstream.sampling.params import MAX_TOP_K, MOST_TOLD, RULES, STRUCTURES, SamplingParams
 from slipstream.speculation.hints.tolerance import ToleranceRule
 from slipstream.speculation.methods import LOSSY_METHODS, METHODS, PRUNERS, GuidanceKind, Positions, Shape
 from slipstream.speculation.pacing import POLICIES
@@ -202,7 +202,7 @@ class CaptionOptions:
         "Also tell how likely the target found each token.", default="no", to=("target",), flag="", fallback=False
     )
     top_logprobs: int = _option(
-        "And so many of the likeliest.", default="0", to=("target",), low=0, high=20, flag="", fallback=0, of="logprobs"
+        "And of so many rivals.", default="0", to=("target",), low=0, high=MOST_TOLD, flag="", fallback=0, of="logprobs"
     )
     prediction: Sequence[str] = _option(
         "Text that the caption may be like, such as an old one; there may be several.",

@@ -18,6 +18,7 @@ from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM
 from slipstream.errors import InvalidRequest
 from slipstream.messages import TokenLogprob
+from slipstream.sampling.params import MOST_TOLD
 from slipstream.session_messages import Judgement, JudgeRequest, PassFacts
 from slipstream.speculation.hints.tolerance import EXACT, Rating, Tolerance, accept_tolerantly
 from slipstream.speculation.lines import MAX_NODES as MAX_ROWS
@@ -287,7 +288,7 @@ def _likely(
     rows, columns = to_device(torch.tensor([behind, tokens]), logits.device)
     chances = logits[rows].log_softmax(dim=-1)
     told: list[float] = chances[torch.arange(len(rows), device=logits.device), columns].tolist()
-    best = chances.topk(min(session.request.top_logprobs, logits.shape[-1]), dim=-1)
+    best = chances.topk(min(session.request.top_logprobs, MOST_TOLD, logits.shape[-1]), dim=-1)
     pairs = zip(best.indices.flatten().tolist(), best.values.flatten().tolist(), strict=True)
     begins = len(tokens) == len(session.committed)
     return tuple(told), tuple(

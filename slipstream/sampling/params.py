@@ -10,6 +10,8 @@ from slipstream.errors import InvalidRequest
 RULES = ("coupled", "rejection")
 MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 2**31
+MOST_TOLD = 20
+"""Of the likeliest tokens in one place; as OpenAI's protocol has it."""
 MAX_REPETITION_PENALTY = 100.0
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
