@@ -90,7 +90,8 @@ class ApiError(Exception):
 
 def as_api_error(error: SlipstreamError, params: Mapping[str, str | None] | None = None) -> ApiError:
     """One of our errors as an answer. `params`: which field of the request gave an option (None: one that is not known
-    any more), by the option's name, with which messages about it begin, with a colon behind it or not."""
+    any more), by the option's name, with which messages about it begin, with a colon behind it or not. The answer's
+    begins with the field."""
     status, kind, code = next(
         row[1:] for row in _ANSWERS if isinstance(error, row[0]) or (error.status == row[0].status and row[0] in _WIDE)
     )
@@ -99,7 +100,8 @@ def as_api_error(error: SlipstreamError, params: Mapping[str, str | None] | None
         retry_after_s = UNAVAILABLE_RETRY_S
     name = str(error).partition(" ")[0].removesuffix(":")
     param = (params or {}).get(name, f"slipstream.{name}" if name in OPTIONS_BY_NAME else None)
-    return ApiError(str(error), status=status, kind=kind, param=param, code=code, retry_after_s=retry_after_s)
+    message = str(error) if param is None else param + str(error).removeprefix(name)
+    return ApiError(message, status=status, kind=kind, param=param, code=code, retry_after_s=retry_after_s)
 
 
 def not_found(what: str, *, param: str | None = None, code: str = "not_found") -> ApiError:

@@ -195,24 +195,24 @@ class _Answer:
 
     def _add(self, happened: DocumentEvent) -> list[dict[str, Any]]:
         """What is told of the answer with it."""
-        if isinstance(happened, PagePicture):
-            self._page += 1
-            if self._page > 1:
-                self._pieces.append(PAGE_BREAK)
-                return [] if self._calls else [{"content": PAGE_BREAK}]
-        if isinstance(happened, StageChange):
-            if happened.stage == PREFILLED:
+        match happened:
+            case PagePicture():
+                self._page += 1
+                if self._page > 1:
+                    self._pieces.append(PAGE_BREAK)
+                    return [] if self._calls else [{"content": PAGE_BREAK}]
+            case StageChange() if happened.stage == PREFILLED:
                 self._num_prompt = happened.total
-        elif isinstance(happened, Caption):
-            self.captions.append(happened)
-            self._num_prompt = 0
-            return self._calls.end() if self._calls else []
-        elif isinstance(happened, CommittedText):
-            self.tokens += happened.tokens
-            self._pieces.append(text := str(happened))
-            if self._calls:
-                return self._calls.add(text)
-            return [{"content": text}] if text else []
+            case Caption():
+                self.captions.append(happened)
+                self._num_prompt = 0
+                return self._calls.end() if self._calls else []
+            case CommittedText():
+                self.tokens += happened.tokens
+                self._pieces.append(text := str(happened))
+                if self._calls:
+                    return self._calls.add(text)
+                return [{"content": text}] if text else []
         return []
 
     def _untold(self) -> list[CommittedToken]:

@@ -225,6 +225,20 @@ def test_a_conversation() -> None:
         assert said in str(error) and error.param == param
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"slipstream": {"alpha": 2}}, "slipstream.alpha must be between 0 and 1"),
+        ({"guided_json": "{"}, "guided_json is no JSON"),
+        ({"tools": [], "stop": "x" * 300}, "stop"),
+    ],
+)
+def test_a_message_begins_with_the_field_and_not_with_our_name_of_it(fields: dict[str, Any], words: str) -> None:
+    error = refused(request(**fields))
+    assert str(error).startswith(words) and str(error).startswith(str(error.param))
+
+
 def test_who_speaks_may_have_a_name() -> None:
     """As AutoGen's and Semantic Kernel's agents always have: a prompt tells the user and the model apart, no more."""
     said = [{"role": "system", "content": "Be short."}, *asked(URL, "What?")]
