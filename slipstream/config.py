@@ -69,7 +69,7 @@ def check_kind(name: str, value: object, kind: type) -> None:
 
 
 def check_value(
-    name: str, value: Any, kind: type, choices: Sequence[str] = (), low: float | None = None, high: float | None = None
+    name: str, value: Any, kind: type, choices: Sequence[str], low: float | None, high: float | None
 ) -> None:
     """Raises `InvalidRequest` for a value of another type, that is none of the choices, or beyond the bounds."""
     check_kind(name, value, kind)

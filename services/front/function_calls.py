@@ -14,7 +14,8 @@ MAX_FUNCTIONS = 128
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 """Of a function that has no `parameters`."""
-CHOICES = ("none", "auto", "required")
+NOTHING, REQUIRED = "none", "required"
+CHOICES = (NOTHING, "auto", REQUIRED)
 _DATA = {"const", "enum", "default", "examples"}
 """Keywords of a schema below which stands none."""
 _BY_NAME = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
@@ -55,17 +56,16 @@ class Functions:
 
 def read_functions(fields: Mapping[str, Any], asked: Asked) -> Functions | None:
     """Gives the schema that the text is kept to; None: nothing is to be called. Raises `ApiError`."""
-    schemas = _schemas(fields.get("tools") or [])
-    name = _chosen(fields.get("tool_choice"), schemas)
-    if name is None:
+    schemas, choice = _schemas(fields.get("tools") or []), fields.get("tool_choice")
+    names = _chosen(choice, schemas)
+    if not names:
         return None
-    names = tuple(schemas) if name == "" else (name,)
     if len(names) == 1:
         index = list(schemas).index(names[0])
         asked.give("json_schema", schemas[names[0]], f"tools[{index}].function.parameters")
     else:
         asked.give("json_schema", _any_call(schemas), "tools")
-    return Functions(names, is_named=name != "")
+    return Functions(names, is_named=choice != REQUIRED)
 
 
 def _schemas(tools: Any) -> dict[str, Any]:
@@ -112,28 +112,28 @@ def _name(function: Mapping[str, Any], param: str) -> str:
     return name
 
 
-def _chosen(choice: Any, schemas: Mapping[str, Any]) -> str | None:
-    """The function that is named; empty: any; None: nothing is to be called."""
+def _chosen(choice: Any, schemas: Mapping[str, Any]) -> tuple[str, ...]:
+    """The functions of which one is to be called; none: nothing is."""
     if isinstance(choice, dict):
         name = _name(_function(choice, "tool_choice"), "tool_choice.function.name")
         if name not in schemas:
             param = "tool_choice.function.name"
             raise ApiError(f"{param} {name!r} is not among tools", param=param)
-        return name
+        return (name,)
     if choice is not None and choice not in CHOICES:
         raise ApiError("tool_choice must be none, required, or name a function", param="tool_choice")
-    if choice == "required":
+    if choice == REQUIRED:
         if not schemas:
             raise ApiError("tool_choice requires a call, and tools has no function", param="tool_choice")
-        return ""
-    if schemas and choice != "none":
+        return tuple(schemas)
+    if schemas and choice != NOTHING:
         why = "the model is not told of functions and cannot choose whether to call one"
         raise ApiError(
             f'tool_choice must be "required", name a function, or be "none": {why}',
             param="tool_choice",
             code="unsupported_value",
         )
-    return None
+    return ()
 
 
 def _any_call(schemas: Mapping[str, Any]) -> dict[str, Any]:
