@@ -33,11 +33,18 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 async def start_child(argv: Sequence[str], env: Mapping[str, str], log: int) -> asyncio.subprocess.Process:
-    """A child in its own session, so that a terminal's Ctrl-C reaches only the parent. `log`: a descriptor. A process
-    group alone would do, but the loops of uvloop, on which a captioner may run, know none."""
+    """A child that a terminal's Ctrl-C does not reach. `log`: a descriptor."""
     return await asyncio.create_subprocess_exec(
-        *argv, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
+        *argv, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=env, **_apart()
     )
+
+
+def _apart() -> dict[str, Any]:
+    """Keywords that give a child its own process group. The loops of uvloop, on which a captioner may run, know only
+    sessions of their own; Linux weighs those against each other (autogroup), so that decoders are nice for nothing."""
+    if isinstance(asyncio.get_running_loop(), asyncio.BaseEventLoop):
+        return {"process_group": 0}
+    return {"start_new_session": True}
 
 
 class ServiceProcess:

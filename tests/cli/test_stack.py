@@ -206,14 +206,26 @@ async def test_services_are_given_nothing_of_others(options: StackOptions, monke
     assert "SLIPSTREAM_TOKEN" not in told["gateway"] and "SLIPSTREAM_GATEWAY_LISTEN" in told["gateway"]
 
 
-async def test_uvloop_can_start_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its loops refuse other keywords than these."""
+def test_uvloop_can_start_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loops, which are none of asyncio's own, refuse other keywords than these."""
 
     async def start(*argv: str, **keywords: object) -> None:
         assert set(keywords) <= {"stdin", "stdout", "stderr", "env", "cwd", "pass_fds", "start_new_session"}
+        assert keywords["start_new_session"]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
-    await START_AFRESH([sys.executable], {}, 2)
+    monkeypatch.setattr(asyncio, "get_running_loop", asyncio.AbstractEventLoop)
+    with pytest.raises(StopIteration):
+        START_AFRESH([sys.executable], {}, 2).send(None)
+
+
+async def test_a_service_has_a_group_of_its_own_in_the_session_of_its_parent(tmp_path: Path) -> None:
+    """Ctrl-C does not reach it, and the kernel weighs it as the rest of its session."""
+    with (tmp_path / "log").open("w+") as log:
+        told = "import os; print(os.getpid(), os.getpgrp(), os.getsid(0))"
+        child = await START_AFRESH([sys.executable, "-c", told], os.environ, log.fileno())
+        assert await child.wait() == 0
+    assert (tmp_path / "log").read_text().split() == [str(child.pid), str(child.pid), str(os.getsid(0))]
 
 
 async def test_modules_of_the_users_are_not_taken_for_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
