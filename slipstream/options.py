@@ -140,7 +140,10 @@ class CaptionOptions:
         high=1,
         fallback=1.0,
     )
+    min_p: float = _option("Sample no token below this share of the likeliest.", "sampling", default="0", fallback=0.0)
     repetition_penalty: float = _option("Above 1: repeat less.", "sampling", default="1", fallback=1.0)
+    presence_penalty: float = _option("Above 0: repeat less of the text.", "sampling", default="0", fallback=0.0)
+    frequency_penalty: float = _option("The same, by how often.", "sampling", default="0", fallback=0.0)
     seed: int = _option(
         "Names the random numbers of sampling and of random pruners: same seed, same text.",
         "sampling",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from slipstream.errors import InvalidConfig, ModelNotUsable, VersionMismatch
 from slipstream.frame_size import ANY_SIZE, FrameSize
-from slipstream.sampling.params import NO_DEFAULTS, SamplingDefaults
+from slipstream.sampling.params import CAME_LATER, NO_DEFAULTS, SamplingDefaults, SamplingParams
 
 PROTOCOL_VERSION = LEAST_PROTOCOL_VERSION = 2
 """What this release speaks with its peers, and the oldest that it works with. 2: sessions have capabilities."""
@@ -47,6 +47,8 @@ class ModelInfo:
     """It can keep texts to a JSON schema, a regular expression or a choice."""
     tells_logprobs: bool = False
     """It tells how likely tokens were."""
+    honours: tuple[str, ...] = ()
+    """Which of `slipstream.sampling.params.CAME_LATER` it does not ignore."""
     uses_mps: bool = False
     """CUDA's MPS lets processes run on these GPUs at the same time; else they take turns."""
     protocol_version: int = PROTOCOL_VERSION
@@ -183,12 +185,15 @@ def check_pair(target: ModelInfo, draft: ModelInfo) -> None:
         )
 
 
-def check_honours(target: ModelInfo, is_structured: bool, logprobs: bool) -> None:
-    """Raises `InvalidConfig` for a target that would ignore what is asked: that a text is kept to a structure, or that
-    logprobs are told."""
+def check_honours(target: ModelInfo, sampling: SamplingParams, logprobs: bool) -> None:
+    """Raises `InvalidConfig` for a target that would ignore what is asked: how tokens are chosen, that a text is kept
+    to a structure, or that logprobs are told."""
+    for name in CAME_LATER:
+        if getattr(sampling, name) and name not in target.honours:
+            raise InvalidConfig(f"the target is of an older release, which knows no {name}")
     if logprobs and not target.tells_logprobs:
         raise InvalidConfig("the target is of an older release, which tells no logprobs")
-    if is_structured and not target.keeps_structure:
+    if sampling.is_structured and not target.keeps_structure:
         raise InvalidConfig(
             "the target can keep no text to a json_schema, regex or choice: it is of an older release, or lacks"
             " llguidance (pip install 'slipstream[structured]')"

@@ -56,6 +56,7 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.3, "top_k": 20},
     {"temperature": 1.0, "repetition_penalty": 1.1},
     {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "repetition_penalty": 1.05},
+    {"temperature": 1.0, "min_p": 0.02, "presence_penalty": 0.3, "frequency_penalty": 0.1},
 )
 
 

@@ -56,10 +56,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
     "prompt_logprobs": (0,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
     "logit_bias": ({},),
-    "min_p": (0,),
     "min_tokens": (0,),
     "length_penalty": (1,),
     "use_beam_search": (False,),
@@ -83,7 +80,10 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "priority": (0,),
 }
 """Fields that are known, and the values that ask for nothing; others are refused."""
-SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
+SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "seed"),
+)
 OWN_NAMES = {*SAMPLING, *OPTION_OF.values(), "stop", "prompt", "max_new_tokens", "logprobs", "top_logprobs"}
 """Options of the table with fields of their own."""
 OF_PAGES: Mapping[str, type] = {"pages": str, "dpi": int, "ocr_dpi": int, "text_layer": bool}

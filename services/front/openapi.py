@@ -11,7 +11,7 @@ from slipstream.option_specs import OptionSpec
 from slipstream.options import OPTIONS
 from slipstream.services.front.answer_format import IDLE_SWITCHES, OPTION_OF
 from slipstream.services.front.chat_messages import MAX_MESSAGES, ROLES
-from slipstream.services.front.chat_request import DOCUMENT_FIELDS, NEUTRAL, OWN_NAMES, TOLERATED
+from slipstream.services.front.chat_request import DOCUMENT_FIELDS, NEUTRAL, OWN_NAMES, SAMPLING, TOLERATED
 from slipstream.services.front.endpoints import Endpoint, Schema
 from slipstream.services.front.function_calls import CHOICES, MAX_FUNCTIONS, NAME
 
@@ -186,7 +186,7 @@ def chat_schema() -> Schema:
         "slipstream": {"type": "object", "properties": own, "additionalProperties": False},
     }
     fields |= {f"guided_{name}": _STRUCTURES[name] for name in OPTION_OF}
-    fields |= {name: by_name[name] for name in ("temperature", "top_p", "top_k", "repetition_penalty", "seed")}
+    fields |= {name: by_name[name] for name in SAMPLING}
     fields |= {name: {"enum": [*values, None]} for name, values in NEUTRAL.items()}
     fields |= {name: {} for name in sorted(TOLERATED)}
     return {

@@ -98,7 +98,7 @@ class GatewayCaptioner:
         num_frames = plan.options.num_frames
         if num_frames > target.max_frames and "num_frames" in plan.asked:
             raise LimitExceeded(f"num_frames {num_frames} is more than the target's limit of {target.max_frames}")
-        check_honours(target, plan.sampling.is_structured, plan.options.logprobs)
+        check_honours(target, plan.sampling, plan.options.logprobs)
         return target
 
     def settled(self, plan: CaptionPlan, target: ModelInfo) -> CaptionPlan:
@@ -249,6 +249,7 @@ def _settings(plan: CaptionPlan) -> tuple[object, ...]:
     """Of an option, what decides how a draft does. Captions that share all of it share what they measure."""
     options, method, sampling = plan.options, plan.method, plan.sampling
     context = (method.name, method.shape, options.pruner, round(options.alpha, 1), options.positions)
-    drawn = () if sampling.greedy else (sampling.rule, sampling.top_k, sampling.top_p)
-    choice = (round(sampling.temperature, 1), sampling.repetition_penalty, sampling.is_structured, *drawn)
+    drawn = () if sampling.greedy else (sampling.rule, sampling.top_k, sampling.top_p, sampling.min_p)
+    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    choice = (round(sampling.temperature, 1), *penalties, sampling.is_structured, *drawn)
     return (*context, method.policy, method.gamma, options.max_window, *choice)

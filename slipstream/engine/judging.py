@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 
-from slipstream.device_copy import to_device
 from slipstream.engine.batcher import MAX_STEPS, Step, StepBatcher
 from slipstream.engine.local_drafter import Drafting, DraftingSession, HintRoom, LocalDrafter
 from slipstream.engine.rides import Rides
@@ -275,24 +274,20 @@ def _judgement(session: TargetSession, rows: GreedyRows, request: JudgeRequest, 
     session.committed.extend(verdict.committed(request.window))
     if session.drafter is not None:
         session.drafter.on_commit()
-    likely = _likely(session, rows.logits, verdict, request) if session.request.logprobs else ((), ())
+    likely = _likely(session, rows, verdict, request) if session.request.logprobs else ((), ())
     return Judgement(verdict, tuple(text.pieces), facts, *likely)
 
 
 def _likely(
-    session: TargetSession, logits: torch.Tensor, verdict: Verdict, request: JudgeRequest
+    session: TargetSession, rows: GreedyRows, verdict: Verdict, request: JudgeRequest
 ) -> tuple[tuple[float, ...], tuple[TokenLogprob, ...]]:
     """How likely each committed token was, by the row behind which it stands, and the likeliest tokens there."""
     tokens = verdict.committed(request.window)
     behind = [0, *(node + 1 for node in verdict.path or range(verdict.num_accepted))][: len(tokens)]
-    rows, columns = to_device(torch.tensor([behind, tokens]), logits.device)
-    chances = logits[rows].log_softmax(dim=-1)
-    told: list[float] = chances[torch.arange(len(rows), device=logits.device), columns].tolist()
-    best = chances.topk(min(session.request.top_logprobs, MOST_TOLD, logits.shape[-1]), dim=-1)
-    pairs = zip(best.indices.flatten().tolist(), best.values.flatten().tolist(), strict=True)
+    told, best = rows.likely(behind, tokens, num_best=min(session.request.top_logprobs, MOST_TOLD))
     begins = len(tokens) == len(session.committed)
     return tuple(told), tuple(
-        TokenLogprob(token, session.text.alone(token, begins=begins), chance) for token, chance in pairs
+        TokenLogprob(token, session.text.alone(token, begins=begins), chance) for token, chance in best
     )
 
 

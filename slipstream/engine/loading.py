@@ -36,7 +36,7 @@ from slipstream.families.adapter import FrameFacts, TextDecoder
 from slipstream.families.checkpoints import tokenizer_digest
 from slipstream.families.prompts import ChatTemplate
 from slipstream.sampling import structure
-from slipstream.sampling.params import SamplingDefaults
+from slipstream.sampling.params import CAME_LATER, SamplingDefaults
 from slipstream.service_info import ModelInfo
 from slipstream.session_messages import Chat
 
@@ -350,10 +350,11 @@ def _describe(
         max_frames=_most_steps(adapter, text.max_position_embeddings) * adapter.frames_per_step,
         revision=revision,
         frame_size=adapter.frame_size,
-        sampling_defaults=_sampling_defaults(model),
+        sampling_defaults=SamplingDefaults.of(model.generation_config),
         surface=_surface(checkpoint, adapter),
         keeps_structure=structure.IS_INSTALLED,
         tells_logprobs=True,
+        honours=CAME_LATER,
     )
 
 
@@ -375,20 +376,6 @@ def _surface(checkpoint: Checkpoint, adapter: Adapter) -> str:
     if not isinstance(named, str) or named not in SURFACES:
         raise ModelNotUsable(f"{checkpoint.ref}: config.json has {CONFIG_KEY} {named!r}; known: {', '.join(SURFACES)}")
     return named
-
-
-def _sampling_defaults(model: PreTrainedModel) -> SamplingDefaults:
-    """Of its generation config, with upstream's own defaults where it samples and leaves something out."""
-    config: Any = model.generation_config
-    penalty = config.repetition_penalty or 0.0
-    if not config.do_sample:
-        return SamplingDefaults(repetition_penalty=penalty)
-    return SamplingDefaults(
-        temperature=1.0 if config.temperature is None else config.temperature,
-        top_k=_UPSTREAMS_TOP_K if config.top_k is None else config.top_k,
-        top_p=config.top_p or 0.0,
-        repetition_penalty=penalty,
-    )
 
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -235,6 +235,20 @@ class GreedyRows:
     largest: Sequence[int] = ()
     """Below 0 where the largest logit is no finite number. Empty: nobody asked."""
 
+    def likely(
+        self, rows: Sequence[int], tokens: Sequence[int], num_best: int
+    ) -> tuple[list[float], list[tuple[int, float]]]:
+        """How likely `tokens` are, one behind each of `rows`, and the `num_best` likeliest tokens behind each, row by
+        row; natural logarithms. Waits once for the device."""
+        behind, columns = to_device(torch.tensor([[*rows], [*tokens]]), self.logits.device)
+        chances = self.logits[behind].log_softmax(dim=-1)
+        best = chances.topk(min(num_best, chances.shape[-1]), dim=-1)
+        asked = chances.gather(1, columns[:, None])
+        pairs = torch.stack([best.indices.double(), best.values.double()], dim=-1)
+        told = torch.cat([asked, pairs.flatten(1)], dim=-1).tolist()
+        likeliest = [(int(token), chance) for row in told for token, chance in zip(row[1::2], row[2::2], strict=True)]
+        return [row[0] for row in told], likeliest
+
 
 def kept_rows(keep: Tensor | None, video: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """The rows of a prompt that survive pruning, and which of those are the video's; both int64, ascending.

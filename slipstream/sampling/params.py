@@ -13,12 +13,17 @@ MAX_TOP_K = 2**31
 MOST_TOLD = 20
 """Of the likeliest tokens in one place; as OpenAI's protocol has it."""
 MAX_REPETITION_PENALTY = 100.0
+MAX_COUNT_PENALTY = 2.0
+"""As OpenAI's protocol has it, and its negative."""
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 STRUCTURES = ("json_schema", "regex", "choice")
 """Parameters of which one may be given: tokens with which no text of that structure goes on are not chosen."""
 MAX_STRUCTURE_CHARS = 2**16
 """Of a JSON schema, of a regular expression, and of all choices together."""
+CAME_LATER = ("min_p", "presence_penalty", "frequency_penalty")
+"""Parameters, 0 where nothing is asked, that a model of an older release would ignore."""
+_UPSTREAMS_TOP_K = 50
 
 
 @dataclass(frozen=True)
@@ -35,16 +40,24 @@ class SamplingParams:
     json_schema: str = ""
     regex: str = ""
     choice: tuple[str, ...] = ()
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
 
     @property
     def greedy(self) -> bool:
-        """No randomness: the likeliest token is chosen, and top_k, top_p, seed and rule have no effect."""
+        """No randomness: the likeliest token is chosen, and top_k, top_p, min_p, seed and rule have no effect."""
         return self.temperature == 0.0
 
     @property
     def takes_largest(self) -> bool:
         """The token of the largest of the logits is chosen, whatever was written before."""
-        return self.greedy and self.repetition_penalty == 1.0 and not self.is_structured
+        return self.greedy and self.repetition_penalty == 1.0 and not self.counts and not self.is_structured
+
+    @property
+    def counts(self) -> bool:
+        """How likely a token is depends on how often the text has it."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
     def is_structured(self) -> bool:
@@ -54,7 +67,8 @@ class SamplingParams:
     @property
     def draws_from_all(self) -> bool:
         """A token is drawn from all of them by their own probabilities, and nobody is told of these."""
-        return not self.greedy and self.top_k == 0 and self.top_p == 1.0 and not self.sends_proposals
+        keeps_all = self.top_k == 0 and self.top_p == 1.0 and self.min_p == 0.0
+        return keeps_all and not self.greedy and not self.sends_proposals
 
     @property
     def sends_proposals(self) -> bool:
@@ -63,17 +77,7 @@ class SamplingParams:
 
     def check(self) -> "SamplingParams":
         """Returns itself. Raises `InvalidRequest` that names the option, as the gateway calls it, and its range."""
-        if not 0.0 <= _number("temperature", self.temperature) <= MAX_TEMPERATURE:
-            raise InvalidRequest(f"temperature must be between 0 and {MAX_TEMPERATURE:g}, not {self.temperature}")
-        if not 0 <= _whole("top_k", self.top_k) <= MAX_TOP_K:
-            raise InvalidRequest(f"top_k must be between 0 (all tokens) and 2^31, not {self.top_k}")
-        if not 0.0 < _number("top_p", self.top_p) <= 1.0:
-            raise InvalidRequest(f"top_p must be above 0 and at most 1, not {self.top_p}")
-        if not 0.0 < _number("repetition_penalty", self.repetition_penalty) <= MAX_REPETITION_PENALTY:
-            limit = f"above 0 and at most {MAX_REPETITION_PENALTY:g}"
-            raise InvalidRequest(f"repetition_penalty must be {limit}, not {self.repetition_penalty}")
-        if not 0 <= _whole("seed", self.seed) < 2**63:
-            raise InvalidRequest(f"seed {self.seed} is out of range; give one from 0 to below 2^63")
+        self._check_numbers()
         if self.rule not in RULES:
             raise InvalidRequest(f"sampling_rule {self.rule!r} is unknown; choose one of {', '.join(RULES)}")
         _check_strings("stop", self.stop)
@@ -84,6 +88,26 @@ class SamplingParams:
                 raise InvalidRequest(f"stop strings must have 1 to {MAX_STOP_CHARS} characters; one has {len(stop)}")
         self._check_structure()
         return self
+
+    def _check_numbers(self) -> None:
+        if not 0.0 <= _number("temperature", self.temperature) <= MAX_TEMPERATURE:
+            raise InvalidRequest(f"temperature must be between 0 and {MAX_TEMPERATURE:g}, not {self.temperature}")
+        if not 0 <= _whole("top_k", self.top_k) <= MAX_TOP_K:
+            raise InvalidRequest(f"top_k must be between 0 (all tokens) and 2^31, not {self.top_k}")
+        if not 0.0 < _number("top_p", self.top_p) <= 1.0:
+            raise InvalidRequest(f"top_p must be above 0 and at most 1, not {self.top_p}")
+        if not 0.0 <= _number("min_p", self.min_p) <= 1.0:
+            raise InvalidRequest(f"min_p must be between 0 and 1, not {self.min_p}")
+        if not 0.0 < _number("repetition_penalty", self.repetition_penalty) <= MAX_REPETITION_PENALTY:
+            limit = f"above 0 and at most {MAX_REPETITION_PENALTY:g}"
+            raise InvalidRequest(f"repetition_penalty must be {limit}, not {self.repetition_penalty}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            penalty = getattr(self, name)
+            if not -MAX_COUNT_PENALTY <= _number(name, penalty) <= MAX_COUNT_PENALTY:
+                limit = f"between -{MAX_COUNT_PENALTY:g} and {MAX_COUNT_PENALTY:g}"
+                raise InvalidRequest(f"{name} must be {limit}, not {penalty}")
+        if not 0 <= _whole("seed", self.seed) < 2**63:
+            raise InvalidRequest(f"seed {self.seed} is out of range; give one from 0 to below 2^63")
 
     def _check_structure(self) -> None:
         """As far as no tokenizer is needed for it."""
@@ -111,6 +135,21 @@ class SamplingDefaults:
     top_k: int = 0
     top_p: float = 0.0
     repetition_penalty: float = 0.0
+    min_p: float = 0.0
+
+    @classmethod
+    def of(cls, config: Any) -> "SamplingDefaults":
+        """Of a generation config of transformers, whose own defaults hold where it samples and leaves something out."""
+        penalty = config.repetition_penalty or 0.0
+        if not config.do_sample:
+            return cls(repetition_penalty=penalty)
+        return cls(
+            temperature=1.0 if config.temperature is None else config.temperature,
+            top_k=_UPSTREAMS_TOP_K if config.top_k is None else config.top_k,
+            top_p=config.top_p or 0.0,
+            repetition_penalty=penalty,
+            min_p=config.min_p or 0.0,
+        )
 
     def given(self) -> dict[str, Any]:
         """What it says, by name."""

@@ -40,13 +40,14 @@ from slipstream.device_copy import to_device
 from slipstream.errors import SlipstreamError
 from slipstream.sampling.noise import Races, Stream, position_key, uniform
 from slipstream.sampling.params import Proposal, SamplingParams
+from slipstream.sampling.penalties import for_counts, for_repetition
 from slipstream.sampling.structure import Structure
 from slipstream.speculation.hints.tolerance import Rating
 from slipstream.speculation.protocol import accept_greedy
 
 # -- warp -------------------------------------------------------------------------------------------------------------
 
-# From logits to the distribution that a request asks for: repetition penalty, structure, temperature, top-k, top-p.
+# From logits to the distribution that a request asks for: penalties, structure, temperature, top-k, top-p, min-p.
 #
 # The order and the meaning of the steps are those of transformers' logits processors. The penalty is computed in the
 # logits' own fp32, so that a greedy choice rounds as theirs does; probabilities are float64.
@@ -71,33 +72,23 @@ class Warp:
         self._prompt_ids = frozenset(token for token in prompt_ids if 0 <= token < vocab_size)
 
     def adjusted(self, logits: Tensor, output: Sequence[int], window: Sequence[int] = ()) -> Tensor:
-        """Logits [n, vocab] after the repetition penalty, and -inf for tokens with which no text of the structure goes
-        on; the given ones themselves when there is neither.
+        """Logits [n, vocab] after the penalties, and -inf for tokens with which no text of the structure goes on; the
+        given ones themselves when there is neither.
 
         Row j follows prompt, `output` and `window[:j]`: a token counts as seen in the rows behind it only. The window
         may be longer than n - 1. Rows behind a token that cannot come there are as they were.
         """
-        penalty = self.params.repetition_penalty
-        scores = logits if penalty == 1.0 else self._penalised(logits, output, window)
+        params = self.params
+        if params.repetition_penalty != 1.0:
+            logits = for_repetition(logits, params.repetition_penalty, self._prompt_ids, output, window)
+        if params.counts:
+            logits = for_counts(logits, params.presence_penalty, params.frequency_penalty, output, window)
         if self._structure is None:
-            return scores
+            return logits
         excluded = torch.zeros(logits.shape, dtype=torch.bool)
         for row, allowed in enumerate(self._structure.allowed(output, window[: len(logits) - 1])):
             excluded[row] = torch.from_numpy(~allowed[: logits.shape[-1]])
-        return scores.masked_fill(to_device(excluded, logits.device), -torch.inf)
-
-    def _penalised(self, logits: Tensor, output: Sequence[int], window: Sequence[int]) -> Tensor:
-        penalty = self.params.repetition_penalty
-        seen = self._prompt_ids.union(output)
-        first_rows = {token: 0 for token in seen}
-        for index, token in enumerate(window[: len(logits) - 1]):
-            first_rows.setdefault(token, index + 1)
-        told = torch.tensor([list(first_rows), list(first_rows.values())], dtype=torch.int64)
-        columns, since = to_device(told, logits.device)
-        scores = logits[:, columns]
-        rows = torch.arange(len(logits), device=logits.device)[:, None]
-        penalties = torch.where(scores < 0, scores * penalty, scores / penalty)
-        return logits.index_copy(1, columns, torch.where(rows >= since, penalties, scores))
+        return logits.masked_fill(to_device(excluded, logits.device), -torch.inf)
 
     def likeliest(self, logits: Tensor, output: Sequence[int], window: Sequence[int] = ()) -> list[int]:
         """The greedy choice of each row, so adjusted; `NO_TOKEN` where there is none."""
@@ -105,7 +96,7 @@ class Warp:
         return choices
 
     def probabilities(self, logits: Tensor, output: Sequence[int], window: Sequence[int] = ()) -> Tensor:
-        """Float64 [m, vocab], each row summing to 1; tokens that top-k and top-p leave out have exactly 0.
+        """Float64 [m, vocab], each row summing to 1; tokens that top-k, top-p and min-p leave out have exactly 0.
 
         Tokens as likely as the last one that is kept are kept too, so that ties do not depend on the order of a sort.
         They are the rows up to the first whose logits hold NaN or no finite maximum. Raises `SlipstreamError` where
@@ -120,15 +111,23 @@ class Warp:
             floor = scores.topk(self.params.top_k, dim=-1).values[:, -1:]
             scores = scores.masked_fill_(scores < floor, -torch.inf)
         probabilities = scores.softmax(dim=-1)
-        return self._nucleus(probabilities) if self.params.top_p < 1.0 else probabilities
+        if self.params.top_p < 1.0:
+            probabilities = self._nucleus(probabilities)
+        if self.params.min_p > 0.0:
+            probabilities = _at_least(self.params.min_p * probabilities.amax(dim=-1, keepdim=True), probabilities)
+        return probabilities
 
     def _nucleus(self, probabilities: Tensor) -> Tensor:
         """Keeps the likeliest tokens up to and including the one that makes their sum reach top_p."""
         likeliest = _descending(probabilities)
         num_kept = (likeliest.cumsum(dim=-1) < self.params.top_p).sum(dim=-1, keepdim=True) + 1
         floor = likeliest.gather(-1, num_kept.clamp_(max=self.vocab_size) - 1)
-        kept = probabilities.masked_fill(probabilities < floor, 0.0)
-        return kept.div_(kept.sum(dim=-1, keepdim=True))
+        return _at_least(floor, probabilities)
+
+
+def _at_least(floor: Tensor, probabilities: Tensor) -> Tensor:
+    kept = probabilities.masked_fill(probabilities < floor, 0.0)
+    return kept.div_(kept.sum(dim=-1, keepdim=True))
 
 
 NO_TOKEN = -1

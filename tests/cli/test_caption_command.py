@@ -48,7 +48,8 @@ def test_sends_only_the_options_that_are_given(gateway: FakeGateway, tmp_path: P
     given = ["--prompt", "why", "--method", "autoregressive", "--frames", "7", "--max-new-tokens", "9", "--seed", "0"]
     given += ["--pruner", "random", "--alpha", "0", "--policy", "fixed", "--max-window", "3"]
     given += ["--guidance", "scores", "--positions", "compact"]
-    given += ["--temperature", "0.5", "--top-k", "5", "--top-p", "0.25", "--repetition-penalty", "1.5"]
+    given += ["--temperature", "0.5", "--top-k", "5", "--top-p", "0.25", "--min-p", "0.125"]
+    given += ["--repetition-penalty", "1.5", "--presence-penalty", "-2", "--frequency-penalty", "1.25"]
     given += ["--sampling-rule", "rejection", "--stop", "the end", "--stop", ".", "--no-gate"]
     assert run(["caption", video, "--gateway", gateway.address, *given]) == 0
     assert {field.name: value for field, value in gateway.options.ListFields()} == {
@@ -66,7 +67,10 @@ def test_sends_only_the_options_that_are_given(gateway: FakeGateway, tmp_path: P
         "temperature": 0.5,
         "top_k": 5,
         "top_p": 0.25,
+        "min_p": 0.125,
         "repetition_penalty": 1.5,
+        "presence_penalty": -2.0,
+        "frequency_penalty": 1.25,
         "sampling_rule": "rejection",
         "stop": ["the end", "."],
         "gate": False,

@@ -8,6 +8,8 @@ from typing import Any
 
 import grpc
 import pytest
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from slipstream.rpc.calls import open_channel
 from slipstream.speculation.protocol import FinishReason
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NUM_TOKENS = 48
 SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 7}
+COUNTED: dict[str, Any] = {"temperature": 1.0, "min_p": 0.02, "frequency_penalty": 0.3, "seed": 7}
 
 
 async def run(gateway: grpc.aio.Channel, world: World, **options: Any) -> Captioned:
@@ -28,16 +31,19 @@ async def run(gateway: grpc.aio.Channel, world: World, **options: Any) -> Captio
     return await caption(gateway, world.clips[0], **asked)
 
 
-async def test_a_seed_has_one_text_whatever_the_draft_does(gateway: grpc.aio.Channel, world: World) -> None:
-    plain = await run(gateway, world, method="autoregressive", **SAMPLING)
+@pytest.mark.parametrize("sampling", [SAMPLING, COUNTED], ids=str)
+async def test_a_seed_has_one_text_whatever_the_draft_does(
+    gateway: grpc.aio.Channel, world: World, sampling: dict[str, Any]
+) -> None:
+    plain = await run(gateway, world, method="autoregressive", **sampling)
     for options in (
         {"max_window": 1, "pruner": "none"},
         {"max_window": 3, "pruner": "random", "alpha": 0.5},
         {"max_window": 9, "pruner": "uv", "policy": "fixed"},
         {"max_window": 16, "pruner": "uniform", "alpha": 1.0, "positions": "compact"},
     ):
-        assert (await run(gateway, world, **SAMPLING, **options)).token_ids == plain.token_ids
-    other = await run(gateway, world, method="autoregressive", **SAMPLING | {"seed": 8})
+        assert (await run(gateway, world, **sampling, **options)).token_ids == plain.token_ids
+    other = await run(gateway, world, method="autoregressive", **sampling | {"seed": 8})
     assert other.token_ids != plain.token_ids
 
 
@@ -59,6 +65,31 @@ async def test_the_repetition_penalty_is_that_of_transformers(
     captioned = await run(gateway, world, method=method, repetition_penalty=1.3)
     video = sample_clip(world.clips[0], NUM_FRAMES)
     expected = world.reference.answer(video, PROMPT, NUM_TOKENS, repetition_penalty=1.3)
+    assert captioned.token_ids == expected != world.answer(0, NUM_TOKENS)
+
+
+class CountPenalties(LogitsProcessor):
+    """As OpenAI's protocol has them, of what follows a prompt."""
+
+    def __init__(self, presence: float, frequency: float) -> None:
+        self._presence, self._frequency = presence, frequency
+        self._num_prompt: int | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if self._num_prompt is None:
+            self._num_prompt = input_ids.shape[1]
+        counts = torch.bincount(input_ids[0, self._num_prompt :], minlength=scores.shape[1])
+        return scores - self._frequency * counts - self._presence * (counts > 0)
+
+
+@pytest.mark.parametrize("method", ["autoregressive", "slipstream", "slipstream_tree"])
+async def test_penalties_by_counts_are_those_of_openais_protocol(
+    gateway: grpc.aio.Channel, world: World, method: str
+) -> None:
+    captioned = await run(gateway, world, method=method, presence_penalty=0.4, frequency_penalty=0.7)
+    penalties = LogitsProcessorList([CountPenalties(0.4, 0.7)])
+    video = sample_clip(world.clips[0], NUM_FRAMES)
+    expected = world.reference.answer(video, PROMPT, NUM_TOKENS, logits_processor=penalties)
     assert captioned.token_ids == expected != world.answer(0, NUM_TOKENS)
 
 

@@ -276,6 +276,7 @@ def test_a_text_model_without_full_attention_in_every_layer_is_refused(
         ({"temperature": 0.7, "top_k": 20}, SamplingDefaults()),
         ({"do_sample": True}, SamplingDefaults(1.0, 50)),
         ({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20}, SamplingDefaults(0.7, 20, 0.8)),
+        ({"do_sample": True, "min_p": 0.1}, SamplingDefaults(1.0, 50, min_p=0.1)),
     ],
 )
 def test_what_a_checkpoint_says_of_sampling(

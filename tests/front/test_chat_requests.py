@@ -56,7 +56,10 @@ def test_all_that_is_honoured() -> None:
             temperature=0.5,
             top_p=0.9,
             top_k=40,
+            min_p=0.05,
             repetition_penalty=1.1,
+            presence_penalty=-0.5,
+            frequency_penalty=0.5,
             seed=3,
             stop="END",
             max_tokens=9,
@@ -73,7 +76,8 @@ def test_all_that_is_honoured() -> None:
     assert options.pop("prompt")
     assert options == {
         "num_frames": 8, "fps": 2, "max_new_tokens": 9, "method": "hints_draft", "temperature": 0.5, "top_k": 40,
-        "top_p": 0.9, "repetition_penalty": 1.1, "seed": 3, "stop": ("END",), "pruner": "uv", "alpha": 0.5,
+        "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.1, "presence_penalty": -0.5, "frequency_penalty": 0.5,
+        "seed": 3, "stop": ("END",), "pruner": "uv", "alpha": 0.5,
         "trace": True, "prediction": ("ab",),
     }  # fmt: skip
     document = chat.document
@@ -114,7 +118,7 @@ def test_null_asks_for_nothing_whatever_it_is_the_value_of(name: str) -> None:
         ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"tools": [{}]}, "tools[0].type"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),

@@ -97,7 +97,7 @@ def test_a_seed_has_one_text_without_draft_with_any_draft_and_any_window() -> No
     plans = [Interleaving(Always(window // 2, window), window, 0.2, 1 + window // 3, 0.0) for window in range(1, 17)]
     plans += [Interleaving(SelfClocked(), 8, 0.2, 3, 0.1), *INTERLEAVINGS]
     for seed in range(2):
-        params = SamplingParams(1.2, top_k=4, repetition_penalty=1.2, seed=seed)
+        params = SamplingParams(1.2, top_k=4, repetition_penalty=1.2, frequency_penalty=0.3, min_p=0.05, seed=seed)
         plain = play(TARGET, None, params, INTERLEAVINGS[0], random.Random(0)).output
         for number, plan in enumerate(plans):
             for draft in ("good", "uniform") if plan.loss else ("good",):

@@ -18,6 +18,7 @@ from tests.sampling.statistics import P_FLOOR, chi_square_tail, fit
 
 VOCAB = 12
 HOT = SamplingParams(temperature=1.0, seed=5)
+COUNTED = SamplingParams(presence_penalty=1.0, frequency_penalty=0.5)
 REJECTION = SamplingParams(temperature=1.0, seed=5, rule="rejection")
 
 
@@ -39,10 +40,10 @@ def written(draft: DraftSampler, logits: Tensor, committed: list[int]) -> tuple[
 # -- greedy and coupled -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("penalty", [1.0, 1.5])
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(repetition_penalty=1.5), COUNTED])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_a_window_is_judged_as_one_token_at_a_time(penalty: float, temperature: float) -> None:
-    params = SamplingParams(temperature, top_k=8, repetition_penalty=penalty, seed=3)
+def test_a_window_is_judged_as_one_token_at_a_time(params: SamplingParams, temperature: float) -> None:
+    params = replace(params, temperature=temperature, top_k=8, min_p=0.05, seed=3)
     sampler, committed, logits = TargetSampler(params, (0, 1), VOCAB), [4, 4, 2], some_logits(20)
     text = list(committed)
     for row in logits:
@@ -64,7 +65,7 @@ def test_a_rejected_window_leaves_nothing_behind() -> None:
     assert sampler.judge(logits[:1], [1], ()) == before
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(repetition_penalty=2.0), HOT])
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(repetition_penalty=2.0), COUNTED, HOT])
 def test_a_draft_that_knows_the_target_is_always_right(params: SamplingParams) -> None:
     logits = some_logits(40)
     window, proposals = written(DraftSampler(params, (3,), VOCAB), logits[:-1], [1, 2])
@@ -77,6 +78,7 @@ def test_a_draft_that_knows_the_target_is_always_right(params: SamplingParams) -
 def test_a_race_by_logarithms_has_the_winner_of_the_races_by_weights(temperature: float, vocab: int) -> None:
     params = SamplingParams(temperature=temperature, seed=5)
     assert params.draws_from_all and not replace(params, top_p=0.5).draws_from_all
+    assert not replace(params, min_p=0.5).draws_from_all
     logits = some_logits(20, vocab=vocab)
     logits[:, 3] = -torch.inf
     window, _ = written(DraftSampler(params, (), vocab), logits, [1, 2])
@@ -92,7 +94,7 @@ def test_logits_that_are_no_numbers_are_told(bad: float) -> None:
                 DraftSampler(params, (), VOCAB).choose(logits, ())
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(repetition_penalty=1.3), HOT, REJECTION])
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(repetition_penalty=1.3), COUNTED, HOT, REJECTION])
 def test_logits_behind_a_rejection_may_be_anything(params: SamplingParams) -> None:
     """Plain decoding never sees them: only who accepts the tokens before them is told."""
     logits, window = some_logits(4), list[int]()

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
+    MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -31,6 +32,8 @@ def transformers_probabilities(logits: Tensor, history: list[int], params: Sampl
         steps.append(TopKLogitsWarper(params.top_k))
     if params.top_p < 1.0:
         steps.append(TopPLogitsWarper(params.top_p))
+    if params.min_p:
+        steps.append(MinPLogitsWarper(params.min_p))
     input_ids = torch.tensor([history], dtype=torch.int64)
     return steps(input_ids, logits[None].clone())[0].softmax(dim=-1)
 
@@ -45,6 +48,7 @@ def transformers_probabilities(logits: Tensor, history: list[int], params: Sampl
     top_k=st.sampled_from((0, 1, 5, VOCAB, 1000)),
     top_p=st.sampled_from((1.0, 0.95, 0.5, 0.01)),
     penalty=st.sampled_from((1.0, 1.3, 0.8)),
+    min_p=st.sampled_from((0.0, 0.05, 0.5, 1.0)),
 )
 def test_rows_equal_transformers(
     seed: int,
@@ -55,9 +59,10 @@ def test_rows_equal_transformers(
     top_k: int,
     top_p: float,
     penalty: float,
+    min_p: float,
 ) -> None:
     logits = torch.randn(len(window) + 1, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
-    params = SamplingParams(temperature, top_k, top_p, penalty)
+    params = SamplingParams(temperature, top_k, top_p, penalty, min_p=min_p)
     ours = Warp(params, (0, *prompt), VOCAB).probabilities(logits, output, window)
     for row in range(len(window) + 1):
         history = [0, *(token for token in prompt if token < VOCAB), *output, *window[:row]]
@@ -77,6 +82,26 @@ def test_a_penalised_greedy_choice_is_the_one_of_transformers(seed: int, output:
         assert torch.equal(ours[row], theirs)
 
 
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6),
+    output=TOKENS,
+    window=TOKENS,
+    presence=st.sampled_from((-2.0, 0.0, 0.5)),
+    frequency=st.sampled_from((-0.3, 0.0, 1.5)),
+)
+def test_tokens_of_the_text_count_as_openais_protocol_has_it(
+    seed: int, output: list[int], window: list[int], presence: float, frequency: float
+) -> None:
+    logits = torch.randn(len(window) + 1, VOCAB, generator=torch.Generator().manual_seed(seed))
+    params = SamplingParams(presence_penalty=presence, frequency_penalty=frequency)
+    ours = Warp(params, (3, 4), VOCAB).adjusted(logits, output, [*window, 5, 5])
+    for row in range(len(window) + 1):
+        counts = torch.bincount(torch.tensor([*output, *window[:row]], dtype=torch.int64), minlength=VOCAB)
+        theirs = logits[row] - counts * frequency - (counts > 0).float() * presence
+        assert torch.allclose(ours[row], theirs, atol=1e-6)
+
+
 def test_without_penalty_the_logits_are_left_alone() -> None:
     logits = torch.randn(2, VOCAB)
     assert Warp(SamplingParams(), (1, 2), VOCAB).adjusted(logits, (3,), (4,)) is logits
@@ -84,7 +109,8 @@ def test_without_penalty_the_logits_are_left_alone() -> None:
 
 def test_a_penalty_does_not_change_the_given_logits() -> None:
     logits = torch.ones(2, VOCAB)
-    Warp(SamplingParams(repetition_penalty=2.0), (1, 2), VOCAB).adjusted(logits, (3,), (4,))
+    for params in (SamplingParams(repetition_penalty=2.0), SamplingParams(frequency_penalty=2.0)):
+        assert not torch.equal(Warp(params, (1, 2), VOCAB).adjusted(logits, (3,), (4,)), logits)
     assert bool((logits == 1).all())
 
 
@@ -98,7 +124,7 @@ def test_a_penalty_counts_no_token_twice() -> None:
 
 def test_rows_sum_to_one_and_keep_the_ties_at_the_edge() -> None:
     tied = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
-    for params in (SamplingParams(1.0, top_k=2), SamplingParams(1.0, top_p=0.5)):
+    for params in (SamplingParams(1.0, top_k=2), SamplingParams(1.0, top_p=0.5), SamplingParams(1.0, min_p=0.3)):
         probabilities = Warp(params, (), 5).probabilities(tied, ())[0]
         assert (probabilities > 0).tolist() == [True, True, True, True, False]
         assert float(probabilities.sum()) == pytest.approx(1.0, abs=1e-15)

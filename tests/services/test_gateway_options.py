@@ -1,5 +1,6 @@
 """What a request's sampling options become, without any service."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock
@@ -45,20 +46,24 @@ def test_everything_that_is_given_arrives() -> None:
         temperature=0.5,
         top_k=7,
         top_p=0.25,
+        min_p=0.125,
         repetition_penalty=1.5,
+        presence_penalty=-2.0,
+        frequency_penalty=1.25,
         sampling_rule="rejection",
         seed=2**63 - 1,
         stop=("the end", "\n"),
         gate=False,
     )
-    assert plan.sampling == SamplingParams(0.5, 7, 0.25, 1.5, 2**63 - 1, "rejection", ("the end", "\n"))
+    drawn = SamplingParams(0.5, 7, 0.25, 1.5, 2**63 - 1, "rejection", ("the end", "\n"), min_p=0.125)
+    assert plan.sampling == replace(drawn, presence_penalty=-2.0, frequency_penalty=1.25)
     assert plan.options.seed == 2**63 - 1 and not plan.method.gate
 
 
 def test_a_models_own_sampling_is_taken_where_the_request_says_nothing() -> None:
-    defaults = SamplingDefaults(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05)
+    defaults = SamplingDefaults(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05, min_p=0.1)
     settled = plan_of(top_k=3, seed=9).with_defaults(defaults)
-    assert settled.sampling == SamplingParams(0.7, 3, 0.8, 1.05, seed=9)
+    assert settled.sampling == SamplingParams(0.7, 3, 0.8, 1.05, seed=9, min_p=0.1)
     assert settled.options.top_p == 0.8 and settled.options.top_k == 3, "a receipt says what was done"
     assert settled.with_defaults(SamplingDefaults(temperature=0.2)).sampling.temperature == 0.2, "another target's"
     greedy = plan_of(temperature=0.0).with_defaults(defaults).sampling

@@ -13,6 +13,7 @@ from slipstream.errors import InvalidConfig, InvalidRequest
 from slipstream.rpc.calls import open_channel
 from slipstream.rpc.grpc_options import SERVER_OPTIONS
 from slipstream.rpc.v1 import common_pb2, draft_pb2_grpc, gateway_pb2, gateway_pb2_grpc, target_pb2_grpc
+from slipstream.sampling.params import CAME_LATER
 from slipstream.stack.local import Stack
 from tests.faults.fake_draft import FakeDraft, writes
 from tests.support.gateway_client import caption
@@ -163,7 +164,7 @@ async def test_a_target_that_knows_no_structure_is_asked_for_no_text_of_one(
             await caption(gateway, world.clips[0], **SMALL, **structure)
 
 
-async def test_a_target_that_tells_no_logprobs_is_not_asked(tmp_path: Path, world: World) -> None:
+async def test_a_target_is_not_asked_for_what_its_release_ignores(tmp_path: Path, world: World) -> None:
     async with (
         served(OldTarget(protocol_version=2), tmp_path) as address,
         running("gateway", tmp_path, "--target", address) as process,
@@ -173,6 +174,9 @@ async def test_a_target_that_tells_no_logprobs_is_not_asked(tmp_path: Path, worl
             await caption(gateway, world.clips[0], **SMALL, logprobs=True)
         with pytest.raises(InvalidRequest, match="top_logprobs is for logprobs"):
             await caption(gateway, world.clips[0], **SMALL, top_logprobs=2)
+        for name in CAME_LATER:
+            with pytest.raises(InvalidConfig, match=f"of an older release, which knows no {name}"):
+                await caption(gateway, world.clips[0], **SMALL, **{name: 0.5})
 
 
 async def test_a_text_of_a_structure_does_not_go_on_at_a_target_that_knows_none(tmp_path: Path, world: World) -> None:

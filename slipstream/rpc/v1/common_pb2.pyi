@@ -11,7 +11,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model_id", "model_type", "dtype", "device", "tokenizer_digest", "vocab_size", "hidden_size", "num_layers", "max_context", "tokens_per_frame", "max_frames", "revision", "protocol_version", "least_protocol_version", "frame_size", "sampling_defaults", "load", "gpu_uuids", "uses_mps", "surface", "keeps_structure", "tells_logprobs")
+    __slots__ = ("model_id", "model_type", "dtype", "device", "tokenizer_digest", "vocab_size", "hidden_size", "num_layers", "max_context", "tokens_per_frame", "max_frames", "revision", "protocol_version", "least_protocol_version", "frame_size", "sampling_defaults", "load", "gpu_uuids", "uses_mps", "surface", "keeps_structure", "tells_logprobs", "honours")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class ModelInfo(_message.Message):
     SURFACE_FIELD_NUMBER: _ClassVar[int]
     KEEPS_STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     TELLS_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    HONOURS_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     model_type: str
     dtype: str
@@ -56,7 +57,8 @@ class ModelInfo(_message.Message):
     surface: str
     keeps_structure: bool
     tells_logprobs: bool
-    def __init__(self, model_id: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., max_context: _Optional[int] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., revision: _Optional[str] = ..., protocol_version: _Optional[int] = ..., least_protocol_version: _Optional[int] = ..., frame_size: _Optional[_Union[FrameSize, _Mapping]] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., load: _Optional[_Union[ServiceLoad, _Mapping]] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., uses_mps: bool = ..., surface: _Optional[str] = ..., keeps_structure: bool = ..., tells_logprobs: bool = ...) -> None: ...
+    honours: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model_id: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., max_context: _Optional[int] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., revision: _Optional[str] = ..., protocol_version: _Optional[int] = ..., least_protocol_version: _Optional[int] = ..., frame_size: _Optional[_Union[FrameSize, _Mapping]] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., load: _Optional[_Union[ServiceLoad, _Mapping]] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., uses_mps: bool = ..., surface: _Optional[str] = ..., keeps_structure: bool = ..., tells_logprobs: bool = ..., honours: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "piece", "logprob")
@@ -83,16 +85,18 @@ class ServiceLoad(_message.Message):
     def __init__(self, sessions: _Optional[int] = ..., max_sessions: _Optional[int] = ..., queued: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., kv_budget_bytes: _Optional[int] = ...) -> None: ...
 
 class SamplingDefaults(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "repetition_penalty")
+    __slots__ = ("temperature", "top_k", "top_p", "repetition_penalty", "min_p")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
     repetition_penalty: float
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ...) -> None: ...
+    min_p: float
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., min_p: _Optional[float] = ...) -> None: ...
 
 class FrameSize(_message.Message):
     __slots__ = ("height", "width", "multiple", "min_pixels", "max_pixels", "frames_per_step", "frame_pixels", "shortest_edge", "longest_edge", "lanczos", "capped_pixels")
@@ -141,7 +145,7 @@ class FrameChunk(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "repetition_penalty", "seed", "rule", "stop", "json_schema", "regex", "choice")
+    __slots__ = ("temperature", "top_k", "top_p", "repetition_penalty", "seed", "rule", "stop", "json_schema", "regex", "choice", "min_p", "presence_penalty", "frequency_penalty")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +156,9 @@ class Sampling(_message.Message):
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -162,7 +169,10 @@ class Sampling(_message.Message):
     json_schema: str
     regex: str
     choice: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., rule: _Optional[str] = ..., stop: _Optional[_Iterable[str]] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Iterable[str]] = ...) -> None: ...
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., rule: _Optional[str] = ..., stop: _Optional[_Iterable[str]] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Iterable[str]] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ...) -> None: ...
 
 class Proposal(_message.Message):
     __slots__ = ("token_ids", "probabilities")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from slipstream.engine.segments import GreedyRows
 from slipstream.sampling.params import Proposal, SamplingParams
 from slipstream.sampling.sampler import BLOCK_ROWS, DraftSampler, TargetSampler
 from slipstream.sampling.structure import Structure
@@ -16,6 +17,8 @@ VOCAB, PROMPT, COMMITTED = 500, (3, 9), [4, 8, 15]
 PARAMS = [
     SamplingParams(),
     SamplingParams(repetition_penalty=1.3),
+    SamplingParams(presence_penalty=0.5, frequency_penalty=0.2),
+    SamplingParams(1.0, min_p=0.1, seed=5),
     SamplingParams(1.0, seed=5),
     SamplingParams(0.8, top_k=40, top_p=0.9, repetition_penalty=1.2, seed=6),
     SamplingParams(0.9, top_p=0.8, seed=7, rule="rejection"),
@@ -75,3 +78,17 @@ def test_a_draft_chooses_what_it_does_on_the_cpu(params: SamplingParams) -> None
         assert queue.waits() <= (1 if params.greedy else 4 if params.sends_proposals else 2)
         assert draft.rank(there, COMMITTED, 4) == draft.rank(logits, COMMITTED, 4)
         assert draft.candidates(there, COMMITTED, 4)[0] == draft.candidates(logits, COMMITTED, 4)[0]
+
+
+@pytest.mark.parametrize("num_best", [0, 1, 20, VOCAB + 1])
+def test_how_likely_tokens_are_takes_one_wait(num_best: int) -> None:
+    logits, rows, tokens = logits_of(BLOCK_ROWS, 3), (0, 2, 2, 5), (7, 1, 499, 8)
+    there = GreedyRows(logits.cuda())
+    queue.CALLS.clear()
+    told, best = there.likely(rows, tokens, num_best)
+    assert queue.waits() == 1
+    right = logits.log_softmax(dim=-1)
+    assert told == [right[row, token].item() for row, token in zip(rows, tokens, strict=True)]
+    likeliest = [right[row].topk(min(num_best, VOCAB)) for row in rows]
+    assert [token for token, _ in best] == [int(token) for found in likeliest for token in found.indices]
+    assert [chance for _, chance in best] == [float(chance) for found in likeliest for chance in found.values]
