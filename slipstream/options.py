@@ -16,7 +16,7 @@ from slipstream.config import UINT32_MAX, check_unicode, check_value
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.option_specs import UNSET, Receiver, keywords_help, spec_of
 from slipstream.option_specs import option as _option
-from slipstream.sampling.params import MAX_TOP_K, MOST_TOLD, RULES, STRUCTURES, SamplingParams
+from slipstream.sampling.params import MAX_MIN_NEW_TOKENS, MAX_TOP_K, MOST_TOLD, RULES, STRUCTURES, SamplingParams
 from slipstream.speculation.hints.tolerance import ToleranceRule
 from slipstream.speculation.methods import LOSSY_METHODS, METHODS, PRUNERS, GuidanceKind, Positions, Shape
 from slipstream.speculation.pacing import POLICIES
@@ -134,11 +134,7 @@ class CaptionOptions:
         "Sample from the k likeliest tokens; 0: all.", "sampling", default="0", low=0, high=MAX_TOP_K, fallback=0
     )
     top_p: float = _option(
-        "Sample from the likeliest tokens that together have this probability.",
-        "sampling",
-        default="1",
-        high=1,
-        fallback=1.0,
+        "Sample from the likeliest tokens that make up this probability.", "sampling", default="1", high=1, fallback=1.0
     )
     min_p: float = _option("Sample no token below this share of the likeliest.", "sampling", default="0", fallback=0.0)
     repetition_penalty: float = _option("Above 1: repeat less.", "sampling", default="1", fallback=1.0)
@@ -158,6 +154,9 @@ class CaptionOptions:
     )
     stop: Sequence[str] = _option(
         "End before this text; there may be several.", "sampling", default="none", fallback=()
+    )
+    min_new_tokens: int = _option(
+        "No end but by stop before so many.", "sampling", default="0", low=0, high=MAX_MIN_NEW_TOKENS, fallback=0
     )
     json_schema: str | Mapping[str, Any] = _option(
         "The text is JSON of this schema.", "common", default="none", is_file=True, fallback=""

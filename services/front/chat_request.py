@@ -10,6 +10,7 @@ from slipstream.documents.pages import MAX_RANGE_CHARS
 from slipstream.documents.reading import DocumentOptions
 from slipstream.errors import SlipstreamError
 from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
+from slipstream.sampling.params import MAX_MIN_NEW_TOKENS
 from slipstream.services.front.answer_format import FORMAT_FIELDS, OPTION_OF, read_format
 from slipstream.services.front.api_errors import ApiError, as_api_error
 from slipstream.services.front.chat_messages import (
@@ -57,10 +58,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "prompt_logprobs": (0,),
     "logit_bias": ({},),
-    "min_tokens": (0,),
     "length_penalty": (1,),
     "use_beam_search": (False,),
-    "ignore_eos": (False,),
     "echo": (False,),
     "add_generation_prompt": (True,),
     "skip_special_tokens": (True,),
@@ -84,14 +83,18 @@ SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "seed"),
 )
-OWN_NAMES = {*SAMPLING, *OPTION_OF.values(), "stop", "prompt", "max_new_tokens", "logprobs", "top_logprobs"}
+OWN_NAMES = {
+    *(*SAMPLING, *OPTION_OF.values(), "stop", "prompt"),
+    *("max_new_tokens", "min_new_tokens", "logprobs", "top_logprobs"),
+}
 """Options of the table with fields of their own."""
 OF_PAGES: Mapping[str, type] = {"pages": str, "dpi": int, "ocr_dpi": int, "text_layer": bool}
 """Fields of `slipstream` that are those of `DocumentRequest`."""
 DOCUMENT_FIELDS: Mapping[str, type] = {**OF_PAGES, "surface": str, "stage": str, "ocr": str}
 """And those of `DocumentOptions`."""
 READ = {
-    *("model", "messages", "stream", "stream_options", "stop", "max_tokens", "max_completion_tokens"),
+    *("model", "messages", "stream", "stream_options", "stop"),
+    *("max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos"),
     *("prediction", "media_io_kwargs", "mm_processor_kwargs", "tools", "tool_choice", "logprobs", "top_logprobs"),
     "slipstream",
     *FORMAT_FIELDS,
@@ -110,7 +113,7 @@ def read_chat(body: Any, media: Mapping[str, Media]) -> ChatRequest:
         asked.give(name, 0 if name == "top_k" and value == -1 else value, name)
     stop = fields.get("stop")
     asked.give("stop", (stop,) if isinstance(stop, str) else _tuple(stop), "stop")
-    _read_limit(fields, asked)
+    _read_limits(fields, asked)
     read_format(fields, asked)
     functions = read_functions(fields, asked)
     _read_logprobs(fields, asked)
@@ -144,9 +147,13 @@ def _check_known(name: str, value: Any) -> None:
         raise ApiError(f"{name} cannot be honoured with this value; leave it out", param=name, code="unsupported_value")
 
 
-def _read_limit(fields: Mapping[str, Any], asked: Asked) -> None:
+def _read_limits(fields: Mapping[str, Any], asked: Asked) -> None:
     for name in ("max_completion_tokens", "max_tokens"):
         asked.give("max_new_tokens", fields.get(name), name)
+    if _flag(fields.get("ignore_eos"), "ignore_eos"):
+        asked.give("min_new_tokens", MAX_MIN_NEW_TOKENS, "ignore_eos")
+    else:
+        asked.give("min_new_tokens", fields.get("min_tokens"), "min_tokens")
 
 
 def _read_logprobs(fields: Mapping[str, Any], asked: Asked) -> None:

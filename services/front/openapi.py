@@ -174,6 +174,8 @@ def chat_schema() -> Schema:
         "stop": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": 16}]},
         "max_tokens": limit,
         "max_completion_tokens": limit,
+        "min_tokens": by_name["min_new_tokens"],
+        "ignore_eos": {"type": "boolean"},
         "prediction": {"type": "object", "required": ["type", "content"]},
         "media_io_kwargs": {"type": "object"},
         "mm_processor_kwargs": {"type": "object"},

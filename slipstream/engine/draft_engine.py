@@ -88,7 +88,7 @@ class DraftEngine:
         width = min(self.model.info.vocab_size, request.vocab_size or self.model.info.vocab_size)
         asked = request.sampling
         structure = await self._structures.opened(asked) if asked.is_structured else None
-        sampler = DraftSampler(asked, plan.token_ids, width, structure)
+        sampler = DraftSampler(asked, plan.token_ids, width, structure, self.model.info.eos_token_ids)
         work = SessionWork(self.thread, self.frames.reserve(frames_bytes(num_frames, frame_size)))
         try:
             place = self.admission.reserve(self.model.kv_bytes(num_tokens))

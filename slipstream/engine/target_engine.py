@@ -110,7 +110,7 @@ class TargetEngine:
         hints = await self._hint_room(request)
         asked = request.sampling
         structure = await self._structures.opened(asked) if asked.is_structured else None
-        sampler = TargetSampler(asked, plan.token_ids, info.vocab_size, structure)
+        sampler = TargetSampler(asked, plan.token_ids, info.vocab_size, structure, info.eos_token_ids)
         lossy = schedule_of(request, plan, info.num_layers)
         if request.session_id in self._sessions:  # nothing is awaited from here on until it is one of them
             raise SessionExists(f"session {request.session_id!r} is open already; give every request its own id")

@@ -15,13 +15,14 @@ MOST_TOLD = 20
 MAX_REPETITION_PENALTY = 100.0
 MAX_COUNT_PENALTY = 2.0
 """As OpenAI's protocol has it, and its negative."""
+MAX_MIN_NEW_TOKENS = 2**31
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 STRUCTURES = ("json_schema", "regex", "choice")
 """Parameters of which one may be given: tokens with which no text of that structure goes on are not chosen."""
 MAX_STRUCTURE_CHARS = 2**16
 """Of a JSON schema, of a regular expression, and of all choices together."""
-CAME_LATER = ("min_p", "presence_penalty", "frequency_penalty")
+CAME_LATER = ("min_p", "presence_penalty", "frequency_penalty", "min_new_tokens")
 """Parameters, 0 where nothing is asked, that a model of an older release would ignore."""
 _UPSTREAMS_TOP_K = 50
 
@@ -43,6 +44,7 @@ class SamplingParams:
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    min_new_tokens: int = 0
 
     @property
     def greedy(self) -> bool:
@@ -52,7 +54,8 @@ class SamplingParams:
     @property
     def takes_largest(self) -> bool:
         """The token of the largest of the logits is chosen, whatever was written before."""
-        return self.greedy and self.repetition_penalty == 1.0 and not self.counts and not self.is_structured
+        is_adjusted = self.repetition_penalty != 1.0 or self.counts or self.min_new_tokens > 0 or self.is_structured
+        return self.greedy and not is_adjusted
 
     @property
     def counts(self) -> bool:
@@ -78,6 +81,8 @@ class SamplingParams:
     def check(self) -> "SamplingParams":
         """Returns itself. Raises `InvalidRequest` that names the option, as the gateway calls it, and its range."""
         self._check_numbers()
+        if not 0 <= _whole("min_new_tokens", self.min_new_tokens) <= MAX_MIN_NEW_TOKENS:
+            raise InvalidRequest(f"min_new_tokens must be between 0 and 2^31, not {self.min_new_tokens}")
         if self.rule not in RULES:
             raise InvalidRequest(f"sampling_rule {self.rule!r} is unknown; choose one of {', '.join(RULES)}")
         _check_strings("stop", self.stop)
@@ -113,6 +118,8 @@ class SamplingParams:
         """As far as no tokenizer is needed for it."""
         _check_strings("choice", self.choice)
         given = {name: getattr(self, name) for name in STRUCTURES if getattr(self, name)}
+        if given and self.min_new_tokens:
+            raise InvalidRequest(f"min_new_tokens cannot be asked for together with {next(iter(given))}, which ends it")
         if len(given) > 1:
             raise InvalidRequest(f"{' and '.join(given)} cannot be asked for together; give one of them")
         for name, value in given.items():

@@ -1,4 +1,4 @@
-"""Logits [n, vocab] of rows that follow one text, with its tokens made less likely.
+"""Logits [n, vocab] of rows that follow one text, with some tokens made less likely, or impossible.
 
 Row j follows the prompt, `output` and `window[:j]`: a token counts in the rows behind it only. The window may be longer
 than n - 1. What is taken, divided or multiplied is in the logits' own fp32, so that a greedy choice rounds as that of
@@ -43,3 +43,9 @@ def for_counts(
     taken = torch.from_numpy(frequency * counts + presence * (counts > 0)).to(logits.dtype)
     there = to_device(torch.from_numpy(columns), logits.device)
     return logits.index_add(1, there, to_device(taken, logits.device), alpha=-1)
+
+
+def for_length(logits: Tensor, ends: Sequence[int], missing: int) -> Tensor:
+    """The first `missing` rows without the tokens of `ends`, as transformers' `min_new_tokens` has it."""
+    columns = to_device(torch.tensor([end for end in ends if end < logits.shape[-1]], dtype=torch.int64), logits.device)
+    return torch.cat((logits[:missing].index_fill(1, columns, -torch.inf), logits[missing:]))

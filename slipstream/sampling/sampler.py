@@ -40,7 +40,7 @@ from slipstream.device_copy import to_device
 from slipstream.errors import SlipstreamError
 from slipstream.sampling.noise import Races, Stream, position_key, uniform
 from slipstream.sampling.params import Proposal, SamplingParams
-from slipstream.sampling.penalties import for_counts, for_repetition
+from slipstream.sampling.penalties import for_counts, for_length, for_repetition
 from slipstream.sampling.structure import Structure
 from slipstream.speculation.hints.tolerance import Rating
 from slipstream.speculation.protocol import accept_greedy
@@ -61,19 +61,26 @@ class Warp:
         prompt_ids: the prompt as `transformers.generate` would be given it, placeholders of video tokens included.
         vocab_size: width of the logits.
         structure: what the text is kept to, where the parameters ask for one.
+        ends: tokens that end a text.
     """
 
     def __init__(
-        self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int, structure: Structure | None = None
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        vocab_size: int,
+        structure: Structure | None = None,
+        ends: Sequence[int] = (),
     ) -> None:
         self.params = params
         self.vocab_size = vocab_size
         self._structure = structure
+        self._ends = ends
         self._prompt_ids = frozenset(token for token in prompt_ids if 0 <= token < vocab_size)
 
     def adjusted(self, logits: Tensor, output: Sequence[int], window: Sequence[int] = ()) -> Tensor:
-        """Logits [n, vocab] after the penalties, and -inf for tokens with which no text of the structure goes on; the
-        given ones themselves when there is neither.
+        """Logits [n, vocab] after the penalties, and -inf for ends that come too soon and for tokens with which no text
+        of the structure goes on; the given ones themselves when nothing of that is asked.
 
         Row j follows prompt, `output` and `window[:j]`: a token counts as seen in the rows behind it only. The window
         may be longer than n - 1. Rows behind a token that cannot come there are as they were.
@@ -83,6 +90,8 @@ class Warp:
             logits = for_repetition(logits, params.repetition_penalty, self._prompt_ids, output, window)
         if params.counts:
             logits = for_counts(logits, params.presence_penalty, params.frequency_penalty, output, window)
+        if (missing := params.min_new_tokens - len(output)) > 0:
+            logits = for_length(logits, self._ends, missing)
         if self._structure is None:
             return logits
         excluded = torch.zeros(logits.shape, dtype=torch.bool)
@@ -161,28 +170,37 @@ MAX_SUM_ERROR = 1e-3
 """How far the probabilities of a proposal may be from adding up to 1; fp32 rounding alone stays below 1e-4."""
 
 
-class TargetSampler:
-    """Judges the windows of one caption. Holds no state that a window could change.
+class _Sampler:
+    """Holds no state that a window could change, so that a line may go back to any position.
 
     Args:
         params: checked ones.
-        prompt_ids: the whole prompt, for the repetition penalty.
-        vocab_size: width of the logits.
-        structure: as of `Warp`.
+        prompt_ids: the whole prompt, whatever was pruned, for the repetition penalty.
+        vocab_size: width of the target's logits.
+        structure, ends: as of `Warp`.
     """
 
     def __init__(
-        self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int, structure: Structure | None = None
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        vocab_size: int,
+        structure: Structure | None = None,
+        ends: Sequence[int] = (),
     ) -> None:
         self.params = params
-        self._warp = Warp(params, prompt_ids, vocab_size, structure)
-        self._races = Races(params.seed, vocab_size)
         self.vocab_size = vocab_size
+        self._warp = Warp(params, prompt_ids, vocab_size, structure, ends)
+        self._races = Races(params.seed, vocab_size)
 
     @property
     def takes_largest(self) -> bool:
-        """Whether the largest of a row's logits is all that counts of it."""
+        """Whether the largest of a row's logits is chosen, whatever was written before."""
         return self.params.takes_largest
+
+
+class TargetSampler(_Sampler):
+    """Judges the windows of one caption."""
 
     def judge(
         self,
@@ -260,25 +278,8 @@ class TargetSampler:
                 yield self._races.replace(residual(row_probabilities, draft), position + row)
 
 
-class DraftSampler:
-    """Chooses the draft's tokens. Holds no state, so that a line may go back to any position.
-
-    Args: as of `TargetSampler`; the prompt is the whole one, whatever was pruned. Logits may be wider than
-        `vocab_size`: no token beyond it is chosen.
-    """
-
-    def __init__(
-        self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int, structure: Structure | None = None
-    ) -> None:
-        self.params = params
-        self.vocab_size = vocab_size
-        self._warp = Warp(params, prompt_ids, vocab_size, structure)
-        self._races = Races(params.seed, vocab_size)
-
-    @property
-    def takes_largest(self) -> bool:
-        """Whether `choose` takes the largest of the logits, whatever was written before."""
-        return self.params.takes_largest
+class DraftSampler(_Sampler):
+    """Chooses the draft's tokens. Logits may be wider than `vocab_size`: no token beyond it is chosen."""
 
     def choose(self, logits: Tensor, output: Sequence[int]) -> tuple[int, Proposal | None]:
         """The token that follows `output`, and under rule "rejection" what it was drawn from.

@@ -50,6 +50,7 @@ def test_sends_only_the_options_that_are_given(gateway: FakeGateway, tmp_path: P
     given += ["--guidance", "scores", "--positions", "compact"]
     given += ["--temperature", "0.5", "--top-k", "5", "--top-p", "0.25", "--min-p", "0.125"]
     given += ["--repetition-penalty", "1.5", "--presence-penalty", "-2", "--frequency-penalty", "1.25"]
+    given += ["--min-new-tokens", "4"]
     given += ["--sampling-rule", "rejection", "--stop", "the end", "--stop", ".", "--no-gate"]
     assert run(["caption", video, "--gateway", gateway.address, *given]) == 0
     assert {field.name: value for field, value in gateway.options.ListFields()} == {
@@ -71,6 +72,7 @@ def test_sends_only_the_options_that_are_given(gateway: FakeGateway, tmp_path: P
         "repetition_penalty": 1.5,
         "presence_penalty": -2.0,
         "frequency_penalty": 1.25,
+        "min_new_tokens": 4,
         "sampling_rule": "rejection",
         "stop": ["the end", "."],
         "gate": False,

@@ -26,9 +26,9 @@ SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "rep
 COUNTED: dict[str, Any] = {"temperature": 1.0, "min_p": 0.02, "frequency_penalty": 0.3, "seed": 7}
 
 
-async def run(gateway: grpc.aio.Channel, world: World, **options: Any) -> Captioned:
+async def run(gateway: grpc.aio.Channel, world: World, clip: int = 0, **options: Any) -> Captioned:
     asked = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": NUM_TOKENS, "gate": False} | options
-    return await caption(gateway, world.clips[0], **asked)
+    return await caption(gateway, world.clips[clip], **asked)
 
 
 @pytest.mark.parametrize("sampling", [SAMPLING, COUNTED], ids=str)
@@ -91,6 +91,16 @@ async def test_penalties_by_counts_are_those_of_openais_protocol(
     video = sample_clip(world.clips[0], NUM_FRAMES)
     expected = world.reference.answer(video, PROMPT, NUM_TOKENS, logits_processor=penalties)
     assert captioned.token_ids == expected != world.answer(0, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("method", ["autoregressive", "slipstream", "slipstream_tree"])
+async def test_the_least_length_is_that_of_transformers(gateway: grpc.aio.Channel, world: World, method: str) -> None:
+    """Of the clip whose answer ends by itself."""
+    captioned = await run(gateway, world, clip=2, method=method, min_new_tokens=NUM_TOKENS - 2)
+    video = sample_clip(world.clips[2], NUM_FRAMES)
+    expected = world.reference.answer(video, PROMPT, NUM_TOKENS, min_new_tokens=NUM_TOKENS - 2)
+    assert captioned.token_ids == expected
+    assert len(expected) > NUM_TOKENS - 2 > len(world.answer(2, NUM_TOKENS))
 
 
 async def test_a_checkpoints_own_sampling_can_be_taken(world: World, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from slipstream.documents.pages import parse_pages
 from slipstream.errors import SlipstreamError
+from slipstream.sampling.params import MAX_MIN_NEW_TOKENS
 from slipstream.services.front.api_errors import ApiError, as_api_error
 from slipstream.services.front.chat_messages import MediumKind, RemoteFile
 from slipstream.services.front.chat_request import NEUTRAL, TOLERATED, ChatRequest, check_kind, read_chat
@@ -94,6 +95,12 @@ def test_what_asks_for_nothing_is_tolerated() -> None:
     assert read(request(top_k=-1)).options.top_k == 0
 
 
+def test_a_text_is_as_long_as_its_limit_where_its_end_is_ignored() -> None:
+    """As load generators ask for it, which often say the least, too."""
+    assert read(request(min_tokens=5, ignore_eos=False)).options.min_new_tokens == 5
+    assert read(request(min_tokens=5, ignore_eos=True)).options.min_new_tokens == MAX_MIN_NEW_TOKENS
+
+
 @pytest.mark.parametrize("said", [{}, {"include_usage": False}, {"include_usage": None, "include_obfuscation": False}])
 def test_stream_options_may_ask_for_nothing_where_nothing_is_streamed(said: dict[str, Any]) -> None:
     assert read(request(stream_options=said)) == read(request())
@@ -119,6 +126,8 @@ def test_null_asks_for_nothing_whatever_it_is_the_value_of(name: str) -> None:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"tools": [{}]}, "tools[0].type"),
         ({"frequency_penalty": 2.5}, "frequency_penalty"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"ignore_eos": 1}, "ignore_eos"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),

@@ -222,6 +222,7 @@ def test_no_sampling_is_greedy() -> None:
         ({"repetition_penalty": -1.0}, "repetition_penalty"),
         ({"min_p": 1.5}, "min_p"),
         ({"presence_penalty": -3.0}, "presence_penalty"),
+        ({"min_new_tokens": 2**31 + 1}, "min_new_tokens"),
         ({"seed": 2**63}, "seed"),
         ({"rule": "papers"}, "sampling_rule 'papers' is unknown"),
         ({"stop": [""]}, "stop strings must have 1 to 256 characters"),

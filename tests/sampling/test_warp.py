@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
@@ -100,6 +101,18 @@ def test_tokens_of_the_text_count_as_openais_protocol_has_it(
         counts = torch.bincount(torch.tensor([*output, *window[:row]], dtype=torch.int64), minlength=VOCAB)
         theirs = logits[row] - counts * frequency - (counts > 0).float() * presence
         assert torch.allclose(ours[row], theirs, atol=1e-6)
+
+
+@pytest.mark.parametrize("least", [1, 4, 6, 100])
+def test_ends_come_no_sooner_than_transformers_have_them(least: int) -> None:
+    logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(7))
+    prompt, output, window = [3, 4], [5, 6], [7, 8, 9]
+    warp = Warp(SamplingParams(min_new_tokens=least), prompt, VOCAB, ends=(1, 30, VOCAB))
+    ours = warp.adjusted(logits, output, window)
+    theirs = MinNewTokensLengthLogitsProcessor(len(prompt), least, [1, 30], device="cpu")
+    for row in range(4):
+        history = torch.tensor([[*prompt, *output, *window[:row]]])
+        assert torch.equal(ours[row], theirs(history, logits[row : row + 1].clone())[0])
 
 
 def test_without_penalty_the_logits_are_left_alone() -> None:

@@ -50,13 +50,14 @@ def test_everything_that_is_given_arrives() -> None:
         repetition_penalty=1.5,
         presence_penalty=-2.0,
         frequency_penalty=1.25,
+        min_new_tokens=9,
         sampling_rule="rejection",
         seed=2**63 - 1,
         stop=("the end", "\n"),
         gate=False,
     )
     drawn = SamplingParams(0.5, 7, 0.25, 1.5, 2**63 - 1, "rejection", ("the end", "\n"), min_p=0.125)
-    assert plan.sampling == replace(drawn, presence_penalty=-2.0, frequency_penalty=1.25)
+    assert plan.sampling == replace(drawn, presence_penalty=-2.0, frequency_penalty=1.25, min_new_tokens=9)
     assert plan.options.seed == 2**63 - 1 and not plan.method.gate
 
 

@@ -176,7 +176,7 @@ async def test_a_target_is_not_asked_for_what_its_release_ignores(tmp_path: Path
             await caption(gateway, world.clips[0], **SMALL, top_logprobs=2)
         for name in CAME_LATER:
             with pytest.raises(InvalidConfig, match=f"of an older release, which knows no {name}"):
-                await caption(gateway, world.clips[0], **SMALL, **{name: 0.5})
+                await caption(gateway, world.clips[0], **SMALL, **{name: 1})
 
 
 async def test_a_text_of_a_structure_does_not_go_on_at_a_target_that_knows_none(tmp_path: Path, world: World) -> None:

@@ -18,7 +18,7 @@ PARAMS = [
     SamplingParams(),
     SamplingParams(repetition_penalty=1.3),
     SamplingParams(presence_penalty=0.5, frequency_penalty=0.2),
-    SamplingParams(1.0, min_p=0.1, seed=5),
+    SamplingParams(1.0, min_p=0.1, min_new_tokens=6, seed=5),
     SamplingParams(1.0, seed=5),
     SamplingParams(0.8, top_k=40, top_p=0.9, repetition_penalty=1.2, seed=6),
     SamplingParams(0.9, top_p=0.8, seed=7, rule="rejection"),
@@ -40,7 +40,7 @@ class EvenTokens(Structure):
 
 def samplers(params: SamplingParams) -> tuple[TargetSampler, DraftSampler]:
     structure = EvenTokens() if params.is_structured else None
-    return TargetSampler(params, PROMPT, VOCAB, structure), DraftSampler(params, PROMPT, VOCAB, structure)
+    return TargetSampler(params, PROMPT, VOCAB, structure, (2,)), DraftSampler(params, PROMPT, VOCAB, structure, (2,))
 
 
 def logits_of(rows: int, seed: int) -> torch.Tensor:
