@@ -237,6 +237,9 @@ class Caption:
     """The text is that of another video's or segment's frames: nothing was measured, and no model saw these."""
     skipped: str = ""
     """The mark for which there is no text."""
+    avg_logprob: float | None = None
+    """Mean of the tokens' logprobs: how sure the target was of its text. None: it told none, which it does in the
+    archive, and else where `logprobs` asks for them."""
 
     @property
     def decoding_rate(self) -> float:

@@ -59,6 +59,8 @@ class ResultRow:
     warnings: list[str] | None = None
     num_tokens: int | None = None
     finish_reason: str | None = None
+    avg_logprob: float | None = None
+    """Mean of the tokens' logprobs."""
     method: str | None = None
     num_frames: int | None = None
     first_token_s: float | None = None
@@ -154,6 +156,7 @@ def _of_caption(caption: Caption) -> Mapping[str, Any]:
         "warnings": list(caption.video.warnings),
         "num_tokens": caption.num_tokens,
         "finish_reason": caption.finish_reason.name.lower() if caption.finish_reason else None,
+        "avg_logprob": caption.avg_logprob,
         "num_frames": caption.video.num_frames,
         "first_token_s": timings.first_token_s,
         "generate_s": timings.generate_s,

@@ -25,8 +25,9 @@ LEAST_JUDGED = 32
 """Draft tokens without which a text's acceptance says nothing."""
 LEAST_RESULTS = 20
 """Of a batch, before it says what is usual."""
-SPREADS, LEAST_DISTANCE = 4.0, 0.15
-"""Acceptance is out of range that many standard deviations from the median, and at least so far."""
+SPREADS, LEAST_DISTANCE, LEAST_DOUBT = 4.0, 0.15, 0.25
+"""Out of range is what is that many standard deviations from the median, and at least so far: a share of tokens, or a
+mean logprob."""
 _SIGMA = 1.4826
 """Standard deviations in a median absolute deviation, of a normal distribution."""
 
@@ -50,6 +51,8 @@ class Mark(StrEnum):
     """It says the same again and again."""
     ACCEPTANCE = "acceptance"
     """The target accepted far fewer, or far more, of the draft's tokens than is usual in its batch."""
+    UNSURE = "unsure"
+    """The target found its tokens far less likely than is usual in its batch."""
 
 
 COUNTED_MARKS = (Mark.EMPTY, Mark.CUT, Mark.LOOPED)
@@ -57,14 +60,34 @@ COUNTED_MARKS = (Mark.EMPTY, Mark.CUT, Mark.LOOPED)
 
 
 @dataclass(frozen=True)
+class Usual:
+    """What is usual of a number."""
+
+    median: float
+    spread: float
+    """Its standard deviation, as far as outliers do not make it."""
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> "Usual | None":
+        """None: too few say it."""
+        if len(numbers) < LEAST_RESULTS:
+            return None
+        middle = statistics.median(numbers)
+        return cls(middle, _SIGMA * statistics.median(abs(number - middle) for number in numbers))
+
+    def is_far(self, distance: float, least: float) -> bool:
+        """Whether what is so far from the median is out of range."""
+        return distance > max(SPREADS * self.spread, least)
+
+
+@dataclass(frozen=True)
 class Norms:
     """What is usual in a batch. None: too few results say it."""
 
     median_words: float | None = None
-    acceptance: float | None = None
-    """Median share of the draft's tokens that became text."""
-    spread: float = 0.0
-    """Standard deviation of that share, as far as outliers do not make it."""
+    acceptance: Usual | None = None
+    """The share of the draft's tokens that became text."""
+    avg_logprob: Usual | None = None
 
     @classmethod
     def of(cls, captions: Iterable[Caption]) -> "Norms":
@@ -72,12 +95,11 @@ class Norms:
         said = [caption for caption in captions if not caption.skipped]
         if len(said) < LEAST_RESULTS:
             return cls()
-        median_words = statistics.median(len(words_of(caption.text)) for caption in said)
-        shares = [share for caption in said if (share := _acceptance(caption)) is not None]
-        if len(shares) < LEAST_RESULTS:
-            return cls(median_words)
-        middle = statistics.median(shares)
-        return cls(median_words, middle, _SIGMA * statistics.median(abs(share - middle) for share in shares))
+        return cls(
+            median_words=statistics.median(len(words_of(caption.text)) for caption in said),
+            acceptance=Usual.of([share for caption in said if (share := _acceptance(caption)) is not None]),
+            avg_logprob=Usual.of([caption.avg_logprob for caption in said if caption.avg_logprob is not None]),
+        )
 
 
 UNKNOWN = Norms()
@@ -93,7 +115,8 @@ def marks_of(caption: Caption, norms: Norms = UNKNOWN) -> tuple[Mark, ...]:
         Mark.SHORT: bool(words) and _is_short(len(words), norms),
         Mark.CUT: caption.finish_reason is FinishReason.LENGTH,
         Mark.LOOPED: is_looped(words),
-        Mark.ACCEPTANCE: _is_out_of_range(_acceptance(caption), norms),
+        Mark.ACCEPTANCE: _is_out_of_range(_acceptance(caption), norms.acceptance),
+        Mark.UNSURE: _is_unsure(caption.avg_logprob, norms.avg_logprob),
     }
     return tuple(mark for mark, is_so in found.items() if is_so)
 
@@ -131,7 +154,9 @@ def _acceptance(caption: Caption) -> float | None:
     return speculation.accepted / speculation.judged if speculation.judged >= LEAST_JUDGED else None
 
 
-def _is_out_of_range(share: float | None, norms: Norms) -> bool:
-    if share is None or norms.acceptance is None:
-        return False
-    return abs(share - norms.acceptance) > max(SPREADS * norms.spread, LEAST_DISTANCE)
+def _is_out_of_range(share: float | None, usual: Usual | None) -> bool:
+    return share is not None and usual is not None and usual.is_far(abs(share - usual.median), LEAST_DISTANCE)
+
+
+def _is_unsure(logprob: float | None, usual: Usual | None) -> bool:
+    return logprob is not None and usual is not None and usual.is_far(usual.median - logprob, LEAST_DOUBT)

@@ -338,7 +338,7 @@ def target_start(plan: CaptionPlan, key: SessionKey, video: SampledVideo, tokens
         has_video=plan.has_video,
         hints=plan.hints,
         in_background=plan.in_background,
-        **plan.options.sent_to("target"),
+        **plan.options.sent_to("target") | {"logprobs": plan.options.logprobs or plan.in_background},
     )
 
 

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.messages import Caption, CaptionEvent, CommittedToken, PassCost, Speculation, Timings, Trace, VideoFacts
@@ -137,6 +138,7 @@ class CaptionStats:
 
     def caption(self, plan: CaptionPlan, video: SampledVideo, pipeline: Pipeline, opening: Opening) -> Caption:
         """Everything, for the caller."""
+        told = [token.logprob for token in self.tokens if token.logprob is not None]
         return Caption(
             text="".join(token.piece for token in self.tokens),
             num_tokens=len(pipeline.committed),
@@ -148,6 +150,7 @@ class CaptionStats:
             timings=self._timings(),
             speculation=self._speculation(pipeline, opening),
             tokens=tuple(self.tokens),
+            avg_logprob=fmean(told) if told else None,
         )
 
     def _video_facts(self, video: SampledVideo) -> VideoFacts:

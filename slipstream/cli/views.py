@@ -58,8 +58,8 @@ def caption_dict(caption: Caption) -> dict[str, Any]:
     """All of a caption but its single tokens, for JSON: its options stand beside its text."""
     fields = asdict(replace(caption, tokens=()))
     del fields["tokens"]
-    for name in ("regions", "shared", "skipped"):
-        if not fields[name]:
+    for name in ("regions", "shared", "skipped", "avg_logprob"):
+        if fields[name] in (None, ""):
             del fields[name]
     fields["finish_reason"] = caption.finish_reason.name.lower() if caption.finish_reason else "unspecified"
     options: dict[str, Any] = fields.pop("options")

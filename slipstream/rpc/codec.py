@@ -184,6 +184,7 @@ def summary_message(caption: Caption) -> gateway_pb2.Summary:
         regions=None if caption.regions is None else to_message(caption.regions, gateway_pb2.RegionStage),
         shared=None if caption.shared is None else to_message(caption.shared, gateway_pb2.SharedFrom),
         skipped=caption.skipped,
+        avg_logprob=caption.avg_logprob,
         **{name: caption.options[name] for name in _SUMMARISED if name in caption.options},
     )
 
@@ -203,6 +204,7 @@ def read_summary(message: gateway_pb2.Summary) -> Caption:
         regions=from_message(message.regions, RegionStage) if message.HasField("regions") else None,
         shared=from_message(message.shared, SharedFrom) if message.HasField("shared") else None,
         skipped=message.skipped,
+        avg_logprob=message.avg_logprob if message.HasField("avg_logprob") else None,
     )
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from slipstream.archive.quality import (
     LEAST_DISTANCE,
+    LEAST_DOUBT,
     LEAST_RESULTS,
     LONGEST_PERIOD,
     LOOP_TIMES,
@@ -88,12 +89,25 @@ def test_acceptance_is_marked_where_it_is_far_from_the_batch_alone(accepted: lis
     usual = [caption("a b c d", 100, number) for number in accepted]
     norms = Norms.of(usual)
     assert norms.acceptance is not None
-    far = max(4 * norms.spread, LEAST_DISTANCE)
+    median, far = norms.acceptance.median, max(4 * norms.acceptance.spread, LEAST_DISTANCE)
     for one in usual:
-        is_far = abs(one.speculation.accepted / 100 - norms.acceptance) > far
+        is_far = abs(one.speculation.accepted / 100 - median) > far
         assert (Mark.ACCEPTANCE in marks_of(one, norms)) == is_far
-    assert Mark.ACCEPTANCE in marks_of(caption("a b c d", 1000, 0), norms) or norms.acceptance <= far
+    assert Mark.ACCEPTANCE in marks_of(caption("a b c d", 1000, 0), norms) or median <= far
     assert Mark.ACCEPTANCE not in marks_of(caption("a b c d", 10, 0), norms), "too few were judged"
+
+
+@given(st.lists(st.floats(-1, -0.2), min_size=LEAST_RESULTS, max_size=60))
+def test_unsure_is_what_the_target_found_far_less_likely_than_the_batch(logprobs: list[float]) -> None:
+    usual = [replace(caption("a b c d"), avg_logprob=logprob) for logprob in logprobs]
+    norms = Norms.of(usual)
+    assert norms.avg_logprob is not None
+    lowest = norms.avg_logprob.median - max(4 * norms.avg_logprob.spread, LEAST_DOUBT)
+    for one in (*usual, replace(caption("a b c d"), avg_logprob=-6.0), replace(caption("a b c d"), avg_logprob=0.0)):
+        assert one.avg_logprob is not None
+        assert (Mark.UNSURE in marks_of(one, norms)) == (one.avg_logprob < lowest)
+    assert Mark.UNSURE not in marks_of(caption("a b c d"), norms), "nothing is known of it"
+    assert Mark.UNSURE not in marks_of(replace(caption("a b c d"), avg_logprob=-9.0)), "nothing is known of the batch"
 
 
 def test_what_was_skipped_has_no_mark_and_says_nothing_of_what_is_usual() -> None:
@@ -105,4 +119,5 @@ def test_what_was_skipped_has_no_mark_and_says_nothing_of_what_is_usual() -> Non
 
 def test_few_results_say_nothing_of_a_batch() -> None:
     assert Norms.of([caption("a b c d e", 100, 70)] * (LEAST_RESULTS - 1)) == UNKNOWN
-    assert Norms.of([caption("a b c d e")] * LEAST_RESULTS).acceptance is None
+    norms = Norms.of([caption("a b c d e")] * LEAST_RESULTS)
+    assert norms.acceptance is None and norms.avg_logprob is None

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import grpc
@@ -76,8 +77,11 @@ async def test_every_item_has_its_end(
     assert jobs["missing"].error_code == "NOT_FOUND" and jobs["hostile"].error_code == "INVALID_ARGUMENT"
     captions = {name: _caption(jobs[name]) for name in names[:4]}
     for name, clip in zip(captions, (*world.clips, world.clips[0]), strict=True):
-        alone = await caption(door, clip, **SMALL)
+        alone = await caption(door, clip, logprobs=True, **SMALL)
         assert captions[name].text == alone.text and captions[name].num_tokens == len(alone.tokens)
+        told = [token.logprob for token in alone.tokens if token.logprob is not None]
+        assert captions[name].avg_logprob == pytest.approx(fmean(told), abs=1e-4)
+        assert alone.summary.avg_logprob == pytest.approx(fmean(told))
         _check_receipt(jobs[name], clip)
     assert sorted(_receipt(jobs[name]).reused for name in ("0", "same")) == [False, True]
     assert any(made.speculation.kept_digest for made in captions.values())

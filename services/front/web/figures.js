@@ -59,4 +59,4 @@ export function notesOf({ quality = [], marks = [], shared, skipped }) {
   return notes;
 }
 
-export const MARKS_ARE = "Marks are for people to look at, and no verdict: empty, short for its batch, cut by the limit of tokens, looped, or with a share of accepted draft tokens (acceptance) that is unusual in its batch.";
+export const MARKS_ARE = "Marks are for people to look at, and no verdict: empty, short for its batch, cut by the limit of tokens, looped, with a share of accepted draft tokens (acceptance) that is unusual in its batch, or of words that the target was much less sure of than is usual there (unsure).";

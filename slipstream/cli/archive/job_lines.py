@@ -13,7 +13,7 @@ from slipstream.documents.output import region_record
 from slipstream.messages import Caption
 
 COLUMNS = (
-    *("custom_id", "source", "state", "text", "error", "error_code", "num_tokens", "finish_reason"),
+    *("custom_id", "source", "state", "text", "error", "error_code", "num_tokens", "finish_reason", "avg_logprob"),
     *("prompt", "method", "num_frames", "seed", "duration_s"),
     *("target_model", "target_revision", "draft_model", "draft_revision"),
     *("kept_tokens", "kept_digest", "judged", "accepted", "first_token_s", "generate_s", "total_s", "tokens_per_s"),
