@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -19,13 +19,22 @@ from slipstream.services.front.api_errors import ApiError, as_api_error, not_fou
 from slipstream.services.front.bodies import json_body, read_json
 from slipstream.services.front.call import Call
 from slipstream.services.front.chat_request import ChatRequest, check_kind, read_chat
-from slipstream.services.front.completions import PAGE_BREAK, Completion, event, finish_reason, timings, usage
+from slipstream.services.front.completions import (
+    DONE,
+    PAGE_BREAK,
+    ChatForm,
+    Completion,
+    Form,
+    Written,
+    event,
+    timings,
+    usage_of,
+)
 from slipstream.services.front.function_calls import StreamedCalls
 from slipstream.services.front.gateways import short_name
-from slipstream.services.front.json_body import JsonBody
+from slipstream.services.front.json_body import JsonBody, Media
 from slipstream.services.front.sources import Opened
 
-DONE = b"data: [DONE]\n\n"
 LATER_S = 5.0
 """The gateway's time ends so much later than ours, which says what it was."""
 
@@ -74,18 +83,32 @@ def _check_model(call: Call, info: GatewayInfo, asked: str) -> None:
 
 async def create_chat(call: Call) -> None:
     """POST /v1/chat/completions."""
+
+    def read(said: Any, media: Mapping[str, Media]) -> tuple[ChatRequest, FormMaker]:
+        asked = read_chat(said, media)
+        return asked, lambda completion: ChatForm(completion, asked.functions, asked.include_usage)
+
+    await answer_chat(call, read)
+
+
+FormMaker = Callable[[Completion], Form]
+ChatReader = Callable[[Any, Mapping[str, Media]], tuple[ChatRequest, FormMaker]]
+
+
+async def answer_chat(call: Call, read: ChatReader) -> None:
+    """Answers a body that `read` makes a chat request of, in the form that it says."""
     front = call.front
     with json_body(front.config) as body, front.spooled.held(0) as take:
         said = await read_json(call.scope, call.receive, front.config, body, take)
         front.figures.spooled.inc(body.media_bytes)
         async with call.while_there():
-            asked = read_chat(said, body.media)
+            asked, make_form = read(said, body.media)
             info = await front.gateways.info(call.token)
             _check_model(call, info, asked.model)
-            await _answer(call, asked, body, info)
+            await _answer(call, asked, make_form, body, info)
 
 
-async def _answer(call: Call, asked: ChatRequest, body: JsonBody, info: GatewayInfo) -> None:
+async def _answer(call: Call, asked: ChatRequest, make_form: FormMaker, body: JsonBody, info: GatewayInfo) -> None:
     front = call.front
     async with (
         _errors_named(asked),
@@ -100,7 +123,7 @@ async def _answer(call: Call, asked: ChatRequest, body: JsonBody, info: GatewayI
             draft_model=short_name(info.draft_model),
             media=opened.facts,
         )
-        answer = _Answer(asked, completion)
+        answer = _Answer(asked, form := make_form(completion), completion.completion_id)
         call.measured = answer.measured
         if asked.stream:
             with front.figures.streams.track_inprogress():
@@ -109,7 +132,7 @@ async def _answer(call: Call, asked: ChatRequest, body: JsonBody, info: GatewayI
         async with aclosing(answer.events(_events(call, asked, opened))) as events:
             async for _ in events:
                 pass
-    await call.answer(completion.whole(answer.text, answer.captions, asked.functions, answer.tokens))
+    await call.answer(form.whole(answer.written))
 
 
 @asynccontextmanager
@@ -141,7 +164,8 @@ class _Answer:
     """An answer while it is written."""
 
     asked: ChatRequest
-    completion: Completion
+    form: Form
+    answer_id: str
     captions: list[Caption] = field(default_factory=list)
     tokens: list[CommittedToken] = field(default_factory=list)
     measured: dict[str, float] = field(default_factory=dict)
@@ -155,43 +179,30 @@ class _Answer:
 
     def __post_init__(self) -> None:
         functions = self.asked.functions
-        self._calls = None if functions is None else StreamedCalls(functions, self.completion.completion_id)
+        self._calls = None if functions is None else StreamedCalls(functions, self.answer_id)
 
     @property
-    def text(self) -> str:
+    def written(self) -> Written:
         """So far."""
-        return "".join(self._pieces)
+        return Written("".join(self._pieces), self.captions, self.tokens, self.asked.functions)
 
     async def events(self, said: AsyncGenerator[DocumentEvent, None]) -> AsyncGenerator[bytes, None]:
         """What is sent of a stream. Nobody need look at it: the answer is whole when they end."""
-        completion, asked = self.completion, self.asked
-        is_traced, is_begun = asked.options.get("trace", False), False
+        form, is_traced, is_begun = self.form, self.asked.options.get("trace", False), False
         async with aclosing(said):
             async for happened in said:
                 deltas = self._add(happened)
                 if (is_traced or isinstance(happened, KeptTokens)) and (facts := _facts(happened)):
-                    yield completion.figures_chunk(slipstream=facts)
+                    yield form.aside(facts)
                 if not is_begun and (deltas or isinstance(happened, CommittedText)):
                     is_begun = True
-                    yield completion.chunk(self._first_delta, **self._usage_so_far())
+                    yield form.begin(self._usage_so_far())
                 for delta in deltas:
-                    yield completion.chunk(delta, tokens=self._untold(), **self._usage_so_far())
+                    yield form.add(delta, self._untold(), self._usage_so_far())
         self.measured |= timings(self.captions)
-        yield completion.chunk(
-            {} if is_begun else self._first_delta,
-            finish_reason(self.captions, asked.functions),
-            self._untold(),
-            timings=self.measured,
-            slipstream=completion.figures(self.text, self.captions),
-            **self._usage_so_far(),
-        )
-        if asked.include_usage:
-            yield completion.figures_chunk(usage=usage(self.captions))
-        yield DONE
-
-    @property
-    def _first_delta(self) -> dict[str, Any]:
-        return {"role": "assistant", "content": None if self._calls else ""}
+        if not is_begun:
+            yield form.begin(self._usage_so_far())
+        yield form.end(self.written, self._untold(), self._usage_so_far())
 
     def _add(self, happened: DocumentEvent) -> list[dict[str, Any]]:
         """What is told of the answer with it."""
@@ -226,7 +237,7 @@ class _Answer:
             return {}
         if not self.asked.continuous_usage:
             return {"usage": None}
-        return {"usage": usage(self.captions, len(self.tokens), self._num_prompt)}
+        return {"usage": usage_of(self.captions, len(self.tokens), self._num_prompt)}
 
 
 def _facts(happened: DocumentEvent) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Asked:
         """None gives nothing."""
         if value is None:
             return
-        if any(text in self.media for text in _strings_in(value)):
+        if any(text in self.media for text in strings_in(value)):
             raise ApiError(f"{param} holds a data: URL in base64, which media alone may be", param=param)
         if name in self.values and self.values[name] != value:
             raise ApiError(f"{param} and {self.params[name]} say different things; give one of them", param=param)
@@ -285,16 +285,21 @@ def _image_url(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
     return Medium(MediumKind.IMAGE, asked.found(url, f"{param}.image_url.url"), param)
 
 
+_FILES = ("file_id", "file_data", "file_url")
+"""How a file is given: one of /v1/files, itself, or where it lies."""
+
+
 def _file_part(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
     check_names(part, _BESIDE | {"file"}, param)
     said = object_at(part.get("file"), f"{param}.file")
-    check_names(said, {"file_id", "file_data", "filename"}, f"{param}.file")
-    file_id, data = said.get("file_id"), said.get("file_data")
-    if (file_id is None) == (data is None):
-        raise ApiError(f"{param}.file must have either file_id or file_data", param=f"{param}.file")
-    if file_id is not None:
-        return Medium(MediumKind.FILE, StoredFile(text_at(file_id, f"{param}.file.file_id")), f"{param}.file.file_id")
-    return Medium(MediumKind.FILE, asked.found(data, f"{param}.file.file_data"), param)
+    check_names(said, {*_FILES, "filename"}, f"{param}.file")
+    given = [name for name in _FILES if said.get(name) is not None]
+    if len(given) != 1:
+        raise ApiError(f"{param}.file must have one of {', '.join(_FILES)}", param=f"{param}.file")
+    where, told = f"{param}.file.{given[0]}", said[given[0]]
+    if given[0] == "file_id":
+        return Medium(MediumKind.FILE, StoredFile(text_at(told, where)), where)
+    return Medium(MediumKind.FILE, asked.found(told, where), param)
 
 
 _READERS = {"video_url": _video_url, "video": _video, "image_url": _image_url, "file": _file_part}
@@ -349,7 +354,7 @@ def _no_file(param: str) -> ApiError:
     return ApiError(f"{param} must be of the form file:///PATH", param=param)
 
 
-def _strings_in(value: Any) -> Iterator[str]:
+def strings_in(value: Any) -> Iterator[str]:
     """All strings of JSON, names too, however deep it is."""
     left = [value]
     while left:

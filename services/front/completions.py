@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from slipstream import __version__
 from slipstream.archive.records import tallies
@@ -14,6 +14,7 @@ from slipstream.speculation.protocol import FinishReason
 
 PAGE_BREAK = "\n\n"
 """Between the pages of a document."""
+DONE = b"data: [DONE]\n\n"
 _BASELINES = ("lossy", "tolerance")
 
 
@@ -23,6 +24,36 @@ class MediaFacts:
 
     sha256: str = ""
     num_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Written:
+    """An answer that is whole: of one caption, or of one a page of a document."""
+
+    text: str
+    captions: Sequence[Caption]
+    tokens: Sequence[CommittedToken] = ()
+    functions: Functions | None = None
+    """Of which it calls one."""
+
+
+class Form(Protocol):
+    """How an answer is told: whole, or in the events of a stream."""
+
+    def whole(self, written: Written) -> Mapping[str, Any]:
+        """The answer in one piece."""
+
+    def begin(self, usage: Mapping[str, Any]) -> bytes:
+        """What comes before all text."""
+
+    def add(self, delta: Mapping[str, Any], tokens: Sequence[CommittedToken], usage: Mapping[str, Any]) -> bytes:
+        """One piece of the text or of a call, of the form of `delta`, and the tokens that it brings."""
+
+    def aside(self, facts: Mapping[str, Any]) -> bytes:
+        """What is no text."""
+
+    def end(self, written: Written, tokens: Sequence[CommittedToken], usage: Mapping[str, Any]) -> bytes:
+        """What comes behind all text; `tokens` are those that no piece has brought."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +86,7 @@ class Completion:
         }
         return self._head("chat.completion") | {
             "choices": [choice],
-            "usage": usage(captions),
+            "usage": usage_of(captions),
             "timings": timings(captions),
             "slipstream": self.figures(text, captions),
         }
@@ -107,6 +138,39 @@ class Completion:
         }
 
 
+@dataclass(frozen=True)
+class ChatForm:
+    """As a chat completion, and its chunks."""
+
+    completion: Completion
+    functions: Functions | None = None
+    include_usage: bool = False
+
+    def whole(self, written: Written) -> Mapping[str, Any]:
+        return self.completion.whole(written.text, written.captions, written.functions, written.tokens)
+
+    def begin(self, usage: Mapping[str, Any]) -> bytes:
+        return self.completion.chunk({"role": "assistant", "content": None if self.functions else ""}, **usage)
+
+    def add(self, delta: Mapping[str, Any], tokens: Sequence[CommittedToken], usage: Mapping[str, Any]) -> bytes:
+        return self.completion.chunk(delta, tokens=tokens, **usage)
+
+    def aside(self, facts: Mapping[str, Any]) -> bytes:
+        return self.completion.figures_chunk(slipstream=facts)
+
+    def end(self, written: Written, tokens: Sequence[CommittedToken], usage: Mapping[str, Any]) -> bytes:
+        last = self.completion.chunk(
+            {},
+            finish_reason(written.captions, written.functions),
+            tokens,
+            timings=timings(written.captions),
+            slipstream=self.completion.figures(written.text, written.captions),
+            **usage,
+        )
+        told = self.completion.figures_chunk(usage=usage_of(written.captions)) if self.include_usage else b""
+        return last + told + DONE
+
+
 def _options_used(caption: Caption) -> dict[str, Any]:
     """Without the baselines that were not asked for."""
     return {name: value for name, value in caption.options.items() if value or not name.startswith(_BASELINES)}
@@ -148,7 +212,7 @@ def _likely(piece: str, logprob: float) -> dict[str, Any]:
     return {"token": piece, "logprob": logprob, "bytes": list(piece.encode())}
 
 
-def usage(captions: Sequence[Caption], num_streamed: int | None = None, num_prompt: int = 0) -> dict[str, Any]:
+def usage_of(captions: Sequence[Caption], num_streamed: int | None = None, num_prompt: int = 0) -> dict[str, Any]:
     """Tokens. Those of predictions are of hints; what a draft wrote is in `timings`.
 
     Args:

@@ -14,6 +14,7 @@ from slipstream.services.front.chat_messages import MAX_MESSAGES, ROLES
 from slipstream.services.front.chat_request import DOCUMENT_FIELDS, NEUTRAL, OWN_NAMES, SAMPLING, TOLERATED
 from slipstream.services.front.endpoints import Endpoint, Schema
 from slipstream.services.front.function_calls import CHOICES, MAX_FUNCTIONS, NAME
+from slipstream.services.front.responses_request import IDLE, INCLUDED, OF_CHATS
 
 GUARDED = (400, 401, 403, 404, 405, 408, 409, 413, 415, 429, 503, 504)
 OPEN = (400, 404, 405)
@@ -67,6 +68,7 @@ MODEL = kept("model", "created", "owned_by")
 FILE = kept("file", "bytes", "created_at", "filename", "purpose")
 BATCH = kept("batch", "endpoint", "status", "input_file_id", "created_at", "request_counts")
 COMPLETION = kept("chat.completion", "created", "model", "choices", "usage")
+RESPONSE = kept("response", "created_at", "model", "status", "output", "usage")
 LIMIT = {"type": "integer", "minimum": 1, "maximum": 100}
 ORDER = {"enum": ["asc", "desc"]}
 UPLOAD = {
@@ -196,6 +198,27 @@ def chat_schema() -> Schema:
         "required": ["model", "messages"],
         "properties": fields,
         "additionalProperties": {"type": "null"},
+    }
+
+
+def response_schema() -> Schema:
+    """Of a request to `/v1/responses`: what is not said otherwise is as in a chat request."""
+    chat = chat_schema()
+    others = {name: schema for name, schema in chat["properties"].items() if name not in OF_CHATS}
+    own = {
+        "input": {"anyOf": [_TEXT, {"type": "array", "items": {"type": "object"}, "maxItems": MAX_MESSAGES}]},
+        "instructions": _TEXT,
+        "max_output_tokens": chat["properties"]["max_tokens"],
+        "text": {"type": "object"},
+        "include": {"type": "array", "items": {"enum": [*INCLUDED]}},
+        "tools": {"type": "array", "items": {"type": "object"}, "maxItems": MAX_FUNCTIONS},
+        "tool_choice": {"anyOf": [{"enum": [*CHOICES]}, {"type": "object"}]},
+        "previous_response_id": {"type": "null"},
+        **{name: {"enum": [*values, None]} for name, values in IDLE.items()},
+    }
+    properties = others | own
+    return {"type": "object", "required": ["model", "input"], "properties": properties} | {
+        "additionalProperties": {"type": "null"}
     }
 
 

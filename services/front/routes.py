@@ -23,12 +23,15 @@ from slipstream.services.front.openapi import (
     MODEL,
     NEW_BATCH,
     ORDER,
+    RESPONSE,
     UPLOAD,
     chat_schema,
     document,
     list_schema,
+    response_schema,
 )
 from slipstream.services.front.operations import TEXT_TYPE, get_health, get_metrics, get_ready, get_version
+from slipstream.services.front.responses import create_response
 from slipstream.services.front.web_files import TYPES, get_page, get_web_file
 
 BYTES = "application/octet-stream"
@@ -47,6 +50,10 @@ ENDPOINTS = (
     Endpoint(
         "POST", "/v1/chat/completions", create_chat, "Asks about one video, picture or document.", COMPLETION,
         {JSON_TYPE: chat_schema()}, content=(JSON_TYPE, EVENTS_TYPE),
+    ),
+    Endpoint(
+        "POST", "/v1/responses", create_response, "The same, as OpenAI's newer protocol has it.", RESPONSE,
+        {JSON_TYPE: response_schema()}, content=(JSON_TYPE, EVENTS_TYPE),
     ),
     Endpoint(
         "POST", "/v1/files", create_file, "Uploads a file.", FILE, {"multipart/form-data": UPLOAD}

@@ -1,7 +1,7 @@
 """What an answer over HTTP says beside its text: what was counted, and whose frames it is of."""
 
 from slipstream.messages import Caption, SharedFrom, Speculation
-from slipstream.services.front.completions import Completion, timings, usage
+from slipstream.services.front.completions import Completion, timings, usage_of
 
 
 def answer_of(caption: Caption) -> dict[str, object]:
@@ -25,7 +25,7 @@ def test_predicted_tokens_are_those_of_hints_and_drafted_ones_the_drafts() -> No
     """Also where both had a part, as in the method `hints_draft`; of two pages together."""
     both = Speculation(judged=9, accepted=4, accepted_prediction_tokens=20, rejected_prediction_tokens=7)
     pages = [Caption("a", 30, None, speculation=both), Caption("b", 5, None, speculation=Speculation(judged=3))]
-    assert usage(pages)["completion_tokens_details"] == {
+    assert usage_of(pages)["completion_tokens_details"] == {
         "accepted_prediction_tokens": 20,
         "rejected_prediction_tokens": 7,
     }

@@ -1,0 +1,182 @@
+"""The body of a request to `/v1/responses`, read as the chat request that asks for the same. What the two protocols
+have in common is read there; here are the names that differ, both ways: errors name the field that was sent."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from slipstream.services.front.api_errors import ApiError
+from slipstream.services.front.chat_messages import check_names, object_at, strings_in
+from slipstream.services.front.chat_request import ChatRequest, read_chat
+from slipstream.services.front.json_body import Media
+
+RENAMED = {"max_output_tokens": "max_completion_tokens"}
+"""Fields that a chat request has under another name."""
+OF_CHATS = {
+    "messages": "input",
+    "response_format": "text.format",
+    "logprobs": "include",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+}
+"""Fields that a chat request alone has, and what says the same here."""
+IDLE: Mapping[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "truncation": ("disabled",),
+    "reasoning": ({}, {"effort": "none"}),
+}
+"""Fields that a chat request does not have, and the values that ask for nothing."""
+LOGPROBS = "message.output_text.logprobs"
+INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
+"""What may be asked for beside the text; of reasoning there is none."""
+UNREAD = ("metadata", "user")
+"""Said by clients about themselves, and answered."""
+_TEXTS = ("input_text", "output_text")
+_OF_CALL = {"type", "id", "call_id", "name", "arguments", "status", "namespace"}
+_NAMES = (
+    (re.compile(r"\bmessages\[(\d+)\]"), r"input[\1]"),
+    (re.compile(r"\bmessages\b"), "input"),
+    (re.compile(r"(?<=\])\.image_url\.(?:url|detail)"), ".image_url"),
+    (re.compile(r"(?<=\])\.file\.(file_\w+)"), r".\1"),
+    (re.compile(r"\bmax_completion_tokens\b"), "max_output_tokens"),
+    (re.compile(r"\bresponse_format\.json_schema\b"), "text.format"),
+    (re.compile(r"\bresponse_format\b"), "text.format"),
+    (re.compile(r"(?<=\])\.function\."), "."),
+    (re.compile(r"\btool_choice\.function\b"), "tool_choice"),
+)
+"""Paths of a chat request, and what they are called here."""
+
+
+def read_response(body: Any, media: Mapping[str, Media]) -> ChatRequest:
+    """The chat request that asks for the same. Raises `ApiError`, as `sent_names` has it."""
+    fields = {name: value for name, value in object_at(body, "the body").items() if value is not None}
+    for name, ours in OF_CHATS.items():
+        if name in fields:
+            raise ApiError(f"{ours} says this here; fields of chat completions are not read", param=ours)
+    if "previous_response_id" in fields:
+        param = "previous_response_id"
+        raise ApiError("answers are not kept: send what was said before in input", param=param, code="not_served")
+    for name in UNREAD:
+        if any(text in media for text in strings_in(fields.get(name))):
+            raise ApiError(f"{name} holds a data: URL in base64, which media alone may be", param=name)
+    chat = {RENAMED.get(name, name): value for name, value in fields.items() if name not in (*IDLE, "input", "include")}
+    for name, idle in IDLE.items():
+        _check_idle(name, fields.get(name), idle)
+    chat["messages"] = _messages(fields.get("input"), chat.pop("instructions", None))
+    chat |= _format(chat.pop("text", None)) | _included(fields.get("include"))
+    if "tools" in chat:
+        chat["tools"] = [_function(tool) for tool in chat["tools"]] if _is_list(chat["tools"]) else chat["tools"]
+    if "tool_choice" in chat:
+        chat["tool_choice"] = _function(chat["tool_choice"])
+    return read_chat(chat, media)
+
+
+def sent_names(error: ApiError) -> ApiError:
+    """The same about the fields that were sent."""
+    said, param = str(error), error.param
+    for path, name in _NAMES:
+        said = path.sub(name, said)
+        param = None if param is None else path.sub(name, param)
+    error.args, error.param = (said,), param
+    return error
+
+
+def _check_idle(name: str, value: Any, idle: tuple[Any, ...]) -> None:
+    if isinstance(value, dict):
+        value = {inner: said for inner, said in value.items() if said is not None}
+    if value is not None and not any(value == one and type(value) is type(one) for one in idle):
+        raise ApiError(f"{name} cannot be honoured with this value; leave it out", param=name, code="unsupported_value")
+
+
+# -- what was said ----------------------------------------------------------------------------------------------------
+
+
+def _messages(said: Any, instructions: Any) -> Any:
+    """An item of the input is a message, in its place; instructions come last, as they are no turn of anybody's."""
+    if isinstance(said, str):
+        messages: list[Any] = [{"role": "user", "content": said}]
+    elif _is_list(said):
+        messages = [_message(item, f"input[{index}]") for index, item in enumerate(said)]
+    else:
+        raise ApiError("input must be text or a list of items", param="input")
+    if instructions is not None and not isinstance(instructions, str):
+        raise ApiError("instructions must be text", param="instructions")
+    return [*messages, {"role": "system", "content": instructions}] if instructions else messages
+
+
+def _message(said: Any, param: str) -> dict[str, Any]:
+    item = object_at(said, param)
+    kind = item.get("type", "message")
+    if kind == "message":
+        content = item.get("content")
+        parts = [_part(part) for part in content] if isinstance(content, list) else content
+        more = {name: value for name, value in item.items() if name not in ("type", "id", "status", "phase", "content")}
+        return more | {"content": parts}
+    if kind == "function_call":
+        check_names(item, _OF_CALL, param)
+        called = {"name": item.get("name"), "arguments": item.get("arguments")}
+        return {"role": "assistant", "content": None, "tool_calls": [{"function": called}]}
+    if kind == "function_call_output":
+        output = item.get("output")
+        parts = [_part(part) for part in output] if isinstance(output, list) else output
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": parts}
+    known = "message, function_call or function_call_output"
+    raise ApiError(f"{param}.type must be {known}", param=f"{param}.type", code="unsupported_value")
+
+
+def _part(said: Any) -> Any:
+    """A part of a message as a chat's; what is none is left for that to refuse."""
+    if not isinstance(said, dict):
+        return said
+    part = {name: value for name, value in said.items() if value is not None}
+    match part.pop("type", None):
+        case kind if kind in _TEXTS:
+            return {"type": "text"} | {name: value for name, value in part.items() if name not in _BESIDE_TEXT}
+        case "input_image" if "file_id" in part:
+            return {"type": "file", "file": {"file_id": part["file_id"]}}
+        case "input_image":
+            return {"type": "image_url", "image_url": {"url": part.pop("image_url", None)} | part}
+        case "input_file":
+            part.pop("detail", None)
+            return {"type": "file", "file": part}
+        case kind:
+            return {"type": kind} | part
+
+
+_BESIDE_TEXT = ("annotations", "logprobs")
+
+
+# -- what is asked ----------------------------------------------------------------------------------------------------
+
+
+def _format(said: Any) -> dict[str, Any]:
+    if said is None:
+        return {}
+    text = object_at(said, "text")
+    check_names(text, {"format", "verbosity"}, "text")
+    asked = {} if text.get("verbosity") is None else {"verbosity": text["verbosity"]}
+    if text.get("format") is None:
+        return asked
+    form = dict(object_at(text["format"], "text.format"))
+    if form.get("type") == "json_schema":
+        form = {"type": form.pop("type"), "json_schema": form}
+    return asked | {"response_format": form}
+
+
+def _included(said: Any) -> dict[str, Any]:
+    if said is None:
+        return {}
+    if not _is_list(said) or not all(name in INCLUDED for name in said):
+        raise ApiError(f"include may have {' and '.join(INCLUDED)}", param="include", code="unsupported_value")
+    return {"logprobs": True} if LOGPROBS in said else {}
+
+
+def _function(said: Any) -> Any:
+    """A function, or the choice of one, which has its name and schema in an object of its own in a chat."""
+    if not isinstance(said, dict) or said.get("type") != "function":
+        return said
+    return {"type": "function", "function": {name: value for name, value in said.items() if name != "type"}}
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
