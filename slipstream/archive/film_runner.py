@@ -14,7 +14,7 @@ from functools import partial
 
 from slipstream.archive.duplicates import DuplicateFinder
 from slipstream.archive.messages import JobPart
-from slipstream.archive.model_runs import ModelRuns, check_digest, opened
+from slipstream.archive.model_runs import ModelRuns, check_digest, opened, unchanged
 from slipstream.archive.part_keeper import PartKeeper, PartNames
 from slipstream.archive.parts import PartRecord
 from slipstream.archive.queue import JobQueue, JobState, Lease, Outcome
@@ -93,6 +93,8 @@ class _Run:
     target: ModelInfo
     draft: ModelInfo | None
     parts: PartKeeper
+    check: Callable[[], Awaitable[None]]
+    """Before a part is kept: raises `ObjectChanged` where the film is not the one any more that it was."""
     earlier: EarlierTexts = field(default_factory=EarlierTexts)
     """Of segments that this lease has captioned."""
     known: dict[str, KnownCaptions] = field(default_factory=dict)
@@ -134,12 +136,15 @@ class FilmRunner:
         options = job.merged_options(batch)
         plan = await self._models.plan(lease, options)
         media = self._captioner.media
-        async with opened(media, job.source, plan.owner, whole=bool(job.sha256)) as file:
+        async with (
+            opened(media, job.source, plan.owner, whole=bool(job.sha256)) as file,
+            unchanged(file, job.source) as check,
+        ):
             content = _FilmFile(*await media.digest(file))
             check_digest(job.sha256, content.sha256)
             target, draft = models_of(self._captioner.peers)
             parts = PartKeeper(self._queue, lease, _names(plan), progress)
-            run = _Run(lease, options, plan, content, target, draft, parts)
+            run = _Run(lease, options, plan, content, target, draft, parts, check)
             await parts.open(run.key)
             if not parts.state.total:
                 film = await self._films.cut(plan, file, cut_of(plan))
@@ -201,6 +206,7 @@ class FilmRunner:
             if _is_first(segment):
                 video = replace(caption.video, warnings=(*film.warnings, *caption.video.warnings))
                 caption = replace(caption, video=video)
+            await run.check()
             await self._keep(run, numbering, segment, made.plan, caption)
         await self._keep_failed(run, film)
 
@@ -275,6 +281,7 @@ class FilmRunner:
         numbering = _numbering(run.plan, film)
         while run.failed:
             segment = run.failed.pop()
+            await run.check()
             for number in range(numbering.num_prompts):
                 failed = replace(segment, prompt=number)
                 error = "; ".join((segment.error, *film.warnings)) if _is_first(failed) else segment.error

@@ -5,7 +5,8 @@ Opening what a job names is here too.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 
 import structlog
@@ -18,14 +19,17 @@ from slipstream.captioning.media import Media, VideoFile
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.errors import (
     InvalidRequest,
+    ObjectChanged,
     ObjectUnavailable,
     ServiceUnavailable,
     SessionExists,
     SlipstreamError,
+    UnreadableVideo,
     VersionMismatch,
 )
 from slipstream.options import CaptionOptions
 from slipstream.service_info import ModelInfo
+from slipstream.video.ranged_film import RangedFilm
 
 ELSEWHERE_S = 30.0
 """Until a job that this gateway cannot run is offered again: one of another release, or models that do not fit."""
@@ -149,19 +153,46 @@ class CoRunners:
 async def opened(
     media: Media, source: str, owner: str, *, whole: bool = False, most_bytes: int = 0
 ) -> AsyncIterator[VideoFile]:
-    """The file of an item. Raises what `Media.open_source` does, and `RetryLater` for a host or store that fails, also
-    while the file is in use."""
+    """The file of an item. Raises what `Media.open_source` and `unchanged` do, and `RetryLater` for a host or store
+    that fails, also while the file is in use."""
     async with contextlib.AsyncExitStack() as stack:
         try:
             file = await stack.enter_async_context(
                 media.open_source(source, owner=owner, whole=whole, most_bytes=most_bytes)
             )
+            await stack.enter_async_context(unchanged(file, source))
         except ServiceUnavailable as error:  # the host it is fetched from, which may never come back
             raise RetryLater(str(error), counted=True) from error
         try:
             yield file
         except ObjectUnavailable as error:
             raise RetryLater(str(error), counted=True) from error
+
+
+@contextlib.asynccontextmanager
+async def unchanged(file: VideoFile, source: str) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Raises `ObjectChanged` behind what is done with a file that was written to meanwhile, as while it is copied to
+    its place: what was read is of no one content, and what it lacked may be there by now. Gives what asks before."""
+    before = await _written(file)
+
+    async def check() -> None:
+        if await _written(file) != before:
+            raise ObjectChanged(f"{source} changed while it was read; try again once it is complete")
+
+    try:
+        yield check
+    except UnreadableVideo:
+        await check()
+        raise
+    await check()
+
+
+async def _written(file: VideoFile) -> tuple[int, int]:
+    """Size and time of the last write; of what is read by ranges the store says itself that it changed."""
+    if isinstance(file.file, RangedFilm):
+        return file.num_bytes, 0
+    status = await file.files.run(os.fstat, file.file.fileno())
+    return status.st_size, status.st_mtime_ns
 
 
 def check_digest(given: str, actual: str) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
-import io
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, cast
@@ -17,13 +17,23 @@ from slipstream.archive.records import BatchPayload, JobPayload, read_result, wr
 from slipstream.archive.worker import RetryLater, RunnerDied
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
-from slipstream.errors import InvalidRequest, ServiceUnavailable, SessionExists, SlipstreamError, VersionMismatch
+from slipstream.errors import (
+    InvalidRequest,
+    ObjectChanged,
+    ServiceUnavailable,
+    SessionExists,
+    SlipstreamError,
+    UnreadableVideo,
+    VersionMismatch,
+)
 from slipstream.messages import Caption, CommittedText, CommittedToken, StageChange
 from slipstream.metrics import GatewayMetrics
 from slipstream.service_info import ModelInfo
 from slipstream.video.messages import SampledVideo
+from slipstream.video.pool import FileThreads
 from tests.support.memory_queue import MemoryQueue
 from tests.support.processes import eventually
 
@@ -56,6 +66,7 @@ class FakeCaptioner:
         self.media = self
         self.metrics = GatewayMetrics()
         self.meanwhile: Callable[[CaptionPlan], Any] = lambda plan: asyncio.sleep(0)
+        self.while_read: Callable[[VideoFile], Any] = lambda source: None
         self.request_id = ""
         self.num_sampled = self.num_captions = self.num_captioning = self.most_captioning = 0
 
@@ -69,15 +80,18 @@ class FakeCaptioner:
         pass
 
     @contextlib.asynccontextmanager
-    async def open_source(self, source: str, owner: str, **wanted: Any) -> AsyncIterator[BinaryIO]:
-        yield io.BytesIO(source.encode())
+    async def open_source(self, source: str, owner: str, **wanted: Any) -> AsyncIterator[VideoFile]:
+        with os.fdopen(os.memfd_create("video"), "w+b", buffering=0) as file:
+            file.write(source.encode())
+            yield VideoFile(cast(BinaryIO, file), len(source), FileThreads())
 
     async def sample(
-        self, plan: CaptionPlan, source: BinaryIO, emit: Any, stats: CaptionStats, *, digest: bool
+        self, plan: CaptionPlan, source: VideoFile, emit: Any, stats: CaptionStats, *, digest: bool
     ) -> SampledVideo:
         assert digest
         self.num_sampled += 1
-        data = source.read()
+        data = os.pread(source.whole.fileno(), 100, 0)
+        self.while_read(source)
         stats.sampled = asyncio.get_running_loop().time()
         emit(StageChange("decode", done=1, total=1))
         frames = np.zeros((1, 2, 2, 3), np.uint8)
@@ -147,6 +161,23 @@ async def test_the_file_must_be_the_one_that_was_meant(world: World) -> None:
                 await world.run(lease)
 
 
+@pytest.mark.parametrize("error", [None, UnreadableVideo("it is cut off")])
+async def test_of_a_file_that_is_written_to_while_it_is_read_there_is_no_caption(
+    error: UnreadableVideo | None, world: World
+) -> None:
+    """Its frames would be of other bytes than its digest; and what it lacked may be there by now."""
+
+    def grow(source: VideoFile) -> None:
+        source.whole.write(b"more")
+        if error is not None:
+            raise error
+
+    world.models.while_read = grow
+    with pytest.raises(ObjectChanged, match="/a changed while it was read; try again once it is complete"):
+        await world.run(lease_of())
+    assert not world.models.num_captions
+
+
 async def test_videos_are_decoded_ahead_of_the_models(world: World) -> None:
     gate = asyncio.Event()
     world.models.meanwhile = lambda plan: gate.wait()
@@ -160,7 +191,14 @@ async def test_videos_are_decoded_ahead_of_the_models(world: World) -> None:
 
 async def test_the_same_content_is_captioned_once(world: World) -> None:
     """Also while the first caption is under way, and from another batch later."""
-    first, second = await asyncio.gather(world.run(lease_of()), world.run(lease_of(epoch=2)))
+    gate = asyncio.Event()
+    world.models.meanwhile = lambda plan: gate.wait()
+    runs = [asyncio.create_task(world.run(lease_of()))]
+    await eventually(lambda: world.models.num_captioning)
+    runs.append(asyncio.create_task(world.run(lease_of(epoch=2))))
+    await eventually(lambda: world.models.num_sampled == 2)
+    gate.set()
+    first, second = await asyncio.gather(*runs)
     assert world.models.num_captions == 1 and first.content_key == second.content_key
     (made, made_by), (taken, taken_by) = read_result(first.result), read_result(second.result)
     assert made == taken and (made_by.reused, taken_by.reused, taken_by.runs) == (False, True, 2)

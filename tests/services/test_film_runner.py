@@ -22,6 +22,7 @@ from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import make_plan
 from slipstream.errors import (
     LimitExceeded,
+    ObjectChanged,
     ObjectUnavailable,
     Overloaded,
     ServiceUnavailable,
@@ -122,6 +123,22 @@ async def test_a_film_of_which_nothing_can_be_decoded_fails_and_can_be_tried_aga
     await world.queue.retry_dead("batch", frozenset({JobState.FAILED}))
     world.media.torn = set()
     assert (await world.ended(await world.take())).state is JobState.DONE and await world.texts() == WHOLE
+
+
+@pytest.mark.parametrize("torn", [set(), {0, 1}])
+async def test_of_a_film_that_is_written_to_nothing_is_kept_from_then_on(torn: set[int]) -> None:
+    """So one that grows for hours is given up as what gets nowhere is."""
+    world = World()
+    lease = await world.submit()
+    world.media.torn, world.media.at_cut = torn, world.media.overwrite
+    with pytest.raises(ObjectChanged, match="changed while it was read"):
+        await world.runner.run(lease, world.progress.append)
+    assert not await world.parts()
+    world.media.torn, world.media.at_cut = set(), lambda: None
+    world.models.at = lambda number: world.media.overwrite() if number == 3 else None
+    with pytest.raises(ObjectChanged):
+        await world.runner.run(lease, world.progress.append)
+    assert {part.number for part in await world.parts()} <= {0, 1, 2} and not world.media.num_open
 
 
 async def test_another_target_in_the_middle_of_a_film_makes_all_of_it() -> None:

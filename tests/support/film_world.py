@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import io
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -47,8 +48,17 @@ class FakeMedia:
     """Errors of decoding as a whole, by a segment that it is asked for."""
     asked: list[list[int]] = field(default_factory=list)
     num_open: int = 0
+    at_cut: Callable[[], None] = lambda: None
+    file: io.FileIO | None = None
+    """The latest that was opened."""
+
+    def overwrite(self) -> None:
+        """As whoever copies another film to its place."""
+        assert self.file is not None
+        self.file.write(b"of another")
 
     async def plan_segments(self, source: VideoFile, cut: Cut, *, owner: str = "") -> Planned:
+        self.at_cut()
         return Planned(START_S, tuple(map(float, range(SEGMENTS + 1))), ("cut off",))
 
     def windows_at_once(self, num_frames: int, size: object) -> int:
@@ -76,8 +86,8 @@ class FakeMedia:
 
     @contextlib.asynccontextmanager
     async def open_source(self, source: str, owner: str, **wanted: Any) -> AsyncIterator[VideoFile]:
-        with os.fdopen(os.memfd_create("film"), "w+b") as file:
-            yield VideoFile(file, 12, FileThreads())
+        with io.FileIO(os.memfd_create("film"), "w+b") as self.file:
+            yield VideoFile(cast(BinaryIO, self.file), 12, FileThreads())
 
 
 class FakeCaptioner:
