@@ -4,12 +4,15 @@ Credentials and endpoints come from the environment of the process that reads or
 never from a request. Errors are those of `slipstream.errors`, and name the object, never a credential.
 """
 
+import asyncio
 import contextlib
+import errno
 import os
 import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -29,6 +32,8 @@ MAX_URL_CHARS = 2048
 ALLOW_HTTP = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}
 """The one variable of each that the library leaves unread where it is told limits of time."""
 _STATUS = re.compile(r"status code: (401|403|404)\b")
+_UNFLUSHED = (errno.EACCES, errno.EBADF, errno.EINVAL, errno.ENOTSUP)
+"""Of a folder: somebody else has made it, or its file system takes no such call and writes it by itself."""
 IDENTITY = "object-"
 """What stands for the content of an object that was not read as a whole begins so; no digest does."""
 
@@ -160,13 +165,17 @@ class ObjectStore:
 
     async def put_new(self, url: ObjectUrl, data: bytes) -> bool:
         """Writes an object that is not there yet, whole or not at all (If-None-Match: *). False: there was one, and it
-        is as it was."""
+        is as it was. Either outlives a loss of power: the library leaves to the kernel when files are written."""
+        is_new = True
         try:
             with store_errors_translated(url, self.whose):
                 await self._calls.put_async(self._store, url.key, data, mode="create")
         except _AlreadyThere:
-            return False
-        return True
+            is_new = False
+        if self.root == "file://":
+            with store_errors_translated(url, self.whose):
+                await asyncio.to_thread(_write_out, Path("/", url.key))
+        return is_new
 
     async def listed(self, prefix: ObjectUrl) -> AsyncIterator[ObjectFacts]:
         """The objects below a folder, in the store's order."""
@@ -179,6 +188,25 @@ class ObjectStore:
         """An object that is not there is as good as deleted."""
         with contextlib.suppress(ObjectNotFound), store_errors_translated(url, self.whose):
             await self._calls.delete_async(self._store, url.key)
+
+
+def _write_out(path: Path) -> None:
+    """To the disk: a file, and its name in the folder that may have been made for it, and that one's."""
+    _flush(path)
+    for folder in path.parents[:2]:
+        try:
+            _flush(folder)
+        except OSError as error:
+            if error.errno not in _UNFLUSHED:
+                raise
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class ObjectStores:

@@ -1,15 +1,19 @@
 """A folder of results that is in disorder: nothing is lost, and what it does not concern goes on."""
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from redis.asyncio import Redis
 
 from slipstream.archive import result_reader
 from slipstream.archive.queue import BatchSpec, BatchState, DamagedRecord, JobState
-from slipstream.errors import InvalidConfig, PermissionDenied
+from slipstream.archive.results_folder import ResultsFolder
+from slipstream.errors import InvalidConfig, ObjectUnavailable, PermissionDenied
 from tests.archive.spilled import NAMES, Spill, files_in
 from tests.archive.worlds import DONE, specs
 
@@ -40,6 +44,26 @@ async def test_a_chunk_that_cannot_be_read_holds_up_its_own_batch_alone(
     chunk.write_bytes(kept)
     await spill.work()
     assert [(job.custom_id, job.state) for job in await spill.list()] == [(name, JobState.DONE) for name in NAMES]
+
+
+async def test_what_is_written_is_on_the_disk_also_where_somebody_was_killed_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For Redis forgets what is in a file, and a loss of power takes what the kernel alone has."""
+    written: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: written.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    base = tmp_path / "ü %41#"
+    folder = ResultsFolder(f"file://{str(base).replace('%', '%25')}")
+    for _ in range(2):
+        written.clear()
+        assert await folder.put("batch/part", b"lines") is None
+        assert written == [str(path) for path in (base / "batch/part", base / "batch", base)]
+    folders_alone = Mock(side_effect=[None, OSError(errno.EINVAL, ""), OSError(errno.EINVAL, "")])
+    monkeypatch.setattr(os, "fsync", folders_alone)  # as on some shares
+    assert await folder.put("batch/other", b"lines") is None
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(ObjectUnavailable, match="No space left"):
+        await folder.put("batch/another", b"lines")
 
 
 async def test_files_that_were_put_there_again_are_read(
