@@ -3,7 +3,15 @@ there is written once and never changed or removed by us: it is its owner's."""
 
 from collections.abc import AsyncIterator
 
-from slipstream.errors import InvalidConfig, InvalidRequest, ObjectChanged, PermissionDenied, SlipstreamError
+from slipstream.errors import (
+    InvalidConfig,
+    InvalidRequest,
+    ObjectChanged,
+    ObjectNotFound,
+    ObjectUnavailable,
+    PermissionDenied,
+    SlipstreamError,
+)
 from slipstream.logs import get_logger
 from slipstream.objects.store import ObjectFacts, ObjectStores, ObjectUrl
 
@@ -31,6 +39,8 @@ class ResultsFolder:
         self._store = ObjectStores().of(self._url)
         self._facts: dict[str, ObjectFacts] = {}
         """Of objects that were read, as they were then."""
+        self._is_marked = False
+        """It was seen with its marker."""
 
     async def check(self) -> None:
         """Writes a small marker: who may not write results should not begin. Raises `InvalidConfig` where that is
@@ -46,6 +56,7 @@ class ResultsFolder:
             raise InvalidConfig(
                 f"{self._option}: {self.address(MARKER)} is of another program or release; give another folder"
             )
+        self._is_marked = True
 
     def address(self, name: str) -> str:
         """Of an object, for messages."""
@@ -59,11 +70,25 @@ class ResultsFolder:
     async def put(self, name: str, data: bytes) -> bytes | None:
         """Writes an object, whole, if there is none of this name (a conditional PUT). Answers what is there already, if
         that has other bytes. Raises `PermissionDenied` or `ServiceUnavailable`."""
+        await self._check_is_there()
         url = self._url.below(name)
         if await self._store.put_new(url, data):
             return None
         there = await self._store.read(await self._store.facts(url))
         return None if there == data else there
+
+    async def _check_is_there(self) -> None:
+        """A folder of this machine may vanish under us, and the library would make it anew: where a disk is not mounted
+        any more, on another one, which nobody sees once it is mounted again. Raises `ObjectUnavailable`."""
+        if not self._is_marked or self._url.root != "file://":
+            return
+        marker = self._url.below(MARKER)
+        try:
+            await self._store.facts(marker)
+        except ObjectNotFound:
+            raise ObjectUnavailable(
+                f"{marker} is gone, so this is not the folder that it was: mount it again, or put the file back"
+            ) from None
 
     async def read(self, name: str) -> bytes:
         """All of an object. Raises `ObjectNotFound`."""

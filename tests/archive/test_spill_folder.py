@@ -3,7 +3,8 @@
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -64,6 +65,36 @@ async def test_what_is_written_is_on_the_disk_also_where_somebody_was_killed_bef
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(ObjectUnavailable, match="No space left"):
         await folder.put("batch/another", b"lines")
+
+
+@contextmanager
+def unmounted(folder: Path) -> Iterator[None]:
+    """Its disk is away, and what is there instead stays as it is."""
+    disk = folder.rename(folder.with_name("disk"))
+    folder.mkdir()
+    yield
+    folder.rmdir()
+    disk.rename(folder)
+
+
+async def test_nothing_is_written_where_a_disk_was_mounted(
+    spill: Spill, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody would see it there once the disk is back, and Redis would have forgotten it."""
+    await spill.folder.check()
+    await spill.fill(*NAMES)
+    with unmounted(tmp_path):
+        for lease in await spill.queue.take("w", 50):
+            await spill.queue.finish(lease, DONE)
+        while await spill.compactor.step():
+            pass
+        with pytest.raises(ObjectUnavailable, match="is gone, so this is not the folder that it was: mount it again"):
+            await spill.queue.submit("batch", specs("one that has no room"))
+    assert "results.not_written" in capsys.readouterr().out
+    async with Redis.from_url(spill.url) as redis:
+        await redis.hdel(f"{{{spill.name}}}:b:batch", "blocked")
+    await spill.work()
+    assert [(job.custom_id, job.state) for job in await spill.list()] == [(name, JobState.DONE) for name in NAMES]
 
 
 async def test_files_that_were_put_there_again_are_read(
