@@ -131,6 +131,7 @@ def test_a_path_may_lead_out_of_the_folder_of_its_manifest(folder: Path | Object
         ("path;prompt\na.mp4;What?\nb.mp4;Who?\n", "line 1: the columns are parted by ';'; part them by commas"),
         ('"path"\t"prompt"\na.mp4\tWhat?\n', r"line 1: the columns are parted by '\t'; part them by commas"),
         ("source\n\udcff\n", "no CSV in UTF-8"),
+        ("source,seed,source,,\na.mp4,1,b.mp4,,\n", "line 1: several columns are named 'source'; leave one of them"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_said_with_its_line(content: str, message: str) -> None:
@@ -144,6 +145,9 @@ def test_parquet_that_is_none_or_cut_off() -> None:
     assert "list.parquet row 2: unknown key" in error(
         as_parquet([{"source": "a"}, {"source": "b", "x": 1}]), "list.parquet"
     )
+    content = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table([["a.mp4"], ["b.mp4"]], ["source", "source"]), content)
+    assert "row 1: several columns are named 'source'" in error(content.getvalue(), "list.parquet")
 
 
 def test_the_first_bad_rows_are_named_and_all_are_counted() -> None:

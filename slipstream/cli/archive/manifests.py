@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -134,11 +134,20 @@ def csv_rows(content: BinaryIO) -> Iterator[Numbered]:
 
 def _names_of(head: list[str] | InvalidRequest) -> list[str] | InvalidRequest:
     """Of the columns. Where a comma is the decimal point, office programs part them by semicolons."""
-    if isinstance(head, list) and len(head) == 1:
+    if isinstance(head, InvalidRequest):
+        return head
+    if len(head) == 1:
         for mark in ";\t":
             if mark in head[0]:
                 return InvalidRequest(f"the columns are parted by {mark!r}; part them by commas")
-    return head
+    return _named_twice(head) or head
+
+
+def _named_twice(columns: Sequence[str]) -> InvalidRequest | None:
+    """What is wrong where the cells of one column would be taken for those of another, as in joined tables."""
+    named = Counter(columns)
+    twice = next((name for name in named if name and named[name] > 1), None)
+    return InvalidRequest(f"several columns are named {twice!r}; leave one of them") if twice else None
 
 
 def _rows_of(lines: "_Lines") -> Iterator[list[str] | InvalidRequest]:
@@ -221,6 +230,9 @@ def parquet_rows(content: BinaryIO) -> Iterator[Numbered]:
         sizes = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
     except (ArrowException, OSError) as error:
         yield _no_parquet("row 1", error)
+        return
+    if wrong := _named_twice(table.schema_arrow.names):
+        yield Numbered("row 1", wrong)
         return
     for group, num_rows in enumerate(sizes):
         number, end = end, end + num_rows
