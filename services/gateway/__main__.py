@@ -40,7 +40,7 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
     metrics = GatewayMetrics(REGISTRY)
     queue = make_queue(config, metrics)
     if isinstance(queue, SpillQueue):
-        await queue.folder.check()
+        await queue.check_folder()
     if not config.scaler_listen:
         return await serve(server, config, lifecycle, metrics, queue)
     close_scaler = await open_scaler(config, queue, lifecycle.stopping)

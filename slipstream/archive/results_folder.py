@@ -40,11 +40,13 @@ class ResultsFolder:
         self._facts: dict[str, ObjectFacts] = {}
         """Of objects that were read, as they were then."""
         self._is_marked = False
-        """It was seen with its marker."""
+        """It has a marker, or is to have one."""
 
-    async def check(self) -> None:
+    async def check(self, is_used: bool = False) -> None:
         """Writes a small marker: who may not write results should not begin. Raises `InvalidConfig` where that is
-        refused. A store that does not answer may do so later."""
+        refused. A store that does not answer may do so later, and so may a folder of this machine that `is_used` and
+        has no marker: its disk is yet to be mounted."""
+        self._is_marked = is_used
         try:
             there = await self.put(MARKER, MARKER_CONTENT)
         except PermissionDenied as error:

@@ -5,6 +5,7 @@ the compactor and the feeder ask of it is here, too; each script says what it fi
 """
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -93,6 +94,13 @@ class SpillQueue(RedisQueue):
         self.folder = folder
         self._reader = ResultReader(folder)
         self._known: OrderedDict[str, _KnownFiles] = OrderedDict()
+
+    async def check_folder(self) -> None:
+        """See `ResultsFolder.check`. A store that is away does not say that anything lies there."""
+        is_used = False
+        with contextlib.suppress(QueueUnavailable, DamagedRecord):
+            is_used = bool(await self._run("lies_outside"))
+        await self.folder.check(is_used)
 
     # -- for callers --------------------------------------------------------------------------------------------------
 

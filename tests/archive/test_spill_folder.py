@@ -97,6 +97,23 @@ async def test_nothing_is_written_where_a_disk_was_mounted(
     assert [(job.custom_id, job.state) for job in await spill.list()] == [(name, JobState.DONE) for name in NAMES]
 
 
+async def test_who_starts_ahead_of_the_disk_with_the_results_waits_for_it(
+    spill: Spill, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await spill.queue.check_folder()
+    await spill.fill(*NAMES[:60])
+    await spill.work(30)
+    assert files_in(tmp_path, "part-*")
+    again = Spill(spill.url, f"file://{tmp_path}", spill.name)
+    with unmounted(tmp_path):
+        await again.queue.check_folder()
+        with pytest.raises(ObjectUnavailable, match="mount it again"):
+            await again.folder.put("batch/part", b"lines")
+    assert "results.away" in capsys.readouterr().out
+    assert await again.folder.put("batch/part", b"lines") is None
+    await again.queue.close()
+
+
 async def test_files_that_were_put_there_again_are_read(
     spill: Spill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
