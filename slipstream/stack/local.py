@@ -138,8 +138,9 @@ def check_options(options: StackOptions) -> None:
         if not root.is_dir():
             raise InvalidConfig(f"the video root {root} is not a folder")
     environ = os.environ | options.env
-    if TLS_FLAG in options.extra_flags.get("gateway", ()) or environ.get("SLIPSTREAM_GATEWAY_TLS_CERT"):
-        raise InvalidConfig(f"{TLS_FLAG} is not for a local stack, which is plaintext; start the services one by one")
+    for door in ("gateway",) if options.http is None else ("gateway", "front"):
+        if TLS_FLAG in options.extra_flags.get(door, ()) or environ.get(f"SLIPSTREAM_{door.upper()}_TLS_CERT"):
+            raise InvalidConfig(f"{TLS_FLAG} is not for a local stack, whose {door} is plaintext: start all one by one")
     if options.redis and not options.redis.startswith(("redis://", "rediss://", "unix://", "sentinel://")):
         raise InvalidConfig("--redis: no URL of a Redis server; use redis://, rediss://, unix:// or sentinel://")
     if options.pin and options.threads not in (None, 1):

@@ -96,9 +96,11 @@ def test_bad_options_are_found_before_the_start(tmp_path: Path) -> None:
     for tls in (
         {"extra_flags": {"gateway": ("--tls-cert", "c.pem")}},
         {"env": {"SLIPSTREAM_GATEWAY_TLS_CERT": "c.pem"}},
+        {"env": {"SLIPSTREAM_FRONT_TLS_CERT": "c.pem"}, "http": 0},
     ):
         with pytest.raises(InvalidConfig, match="--tls-cert is not for a local stack"):
             check_options(replace(good, **tls))  # type: ignore[arg-type]
+    check_options(replace(good, env={"SLIPSTREAM_FRONT_TLS_CERT": "c.pem"}))  # of a stack without a front
 
 
 def test_flags_of_the_services(tmp_path: Path) -> None:
