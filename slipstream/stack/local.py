@@ -219,14 +219,14 @@ def _folder_of(ref: Path | str) -> Path | None:
 
 
 def _check_models(models: Sequence[Path | str]) -> None:
-    """Raises what the folders tell of models that cannot be loaded or do not fit each other; whether those of the hub
-    fit, the gateway finds out."""
+    """Raises what folders tell of models that cannot be loaded or do not fit; of the hub's the gateway finds it out."""
     folders = [folder for folder in map(_folder_of, models) if folder is not None]
     digests = {folders_tokenizer_digest(folder) for folder in folders} - {None}
-    if len(digests) == 2:
+    differ = len(digests) == 2
+    if (differ or len(folders) < len(models)) and any(folder.is_relative_to(POCKET_DIR) for folder in folders):
+        raise ModelNotUsable("the pocket models fit no others: give --target and --draft (`none`: decode without one)")
+    if differ:
         raise ModelNotUsable(f"{models[0]} and {models[1]} have different tokenizers; a draft must share its target's")
-    if len(folders) < len(models) and any(folder.is_relative_to(POCKET_DIR) for folder in folders):
-        raise ModelNotUsable("the pocket models fit no others: give --target and --draft")
 
 
 # -- stack ------------------------------------------------------------------------------------------------------------

@@ -50,6 +50,12 @@ def test_checkpoints_must_share_their_tokenizer(tmp_path: Path) -> None:
         check_options(StackOptions(target, other))
 
 
+def test_a_target_by_itself_is_told_how_to_do_without_a_draft() -> None:
+    with pytest.raises(ModelNotUsable, match="give --target and --draft"):
+        check_options(StackOptions(POCKET_READER))
+    check_options(StackOptions(POCKET_READER, None))
+
+
 def test_one_form_of_merges_is_as_good_as_the_other(tmp_path: Path) -> None:
     pairs = {"model": {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]], "ignore_merges": False}}
     strings = {"model": {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}}
