@@ -9,6 +9,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast, get_type_hints
 
@@ -66,6 +67,13 @@ def check_kind(name: str, value: object, kind: type) -> None:
     if isinstance(value, bool) != (kind is bool) or not isinstance(value, allowed):
         kinds = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
         raise InvalidRequest(f"{name} must be {kinds[kind]}, not {value!r}")
+
+
+def own_number(value: object) -> object:
+    """A number of NumPy's as Python's own, as those of tables and of its random generators are; all else as it is."""
+    if isinstance(value, Real) and not isinstance(value, int | float):
+        return int(value) if isinstance(value, Integral) else float(value)
+    return value
 
 
 def check_value(

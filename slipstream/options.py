@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
-from slipstream.config import UINT32_MAX, check_unicode, check_value
+from slipstream.config import UINT32_MAX, check_unicode, check_value, own_number
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.option_specs import UNSET, Receiver, keywords_help, spec_of
 from slipstream.option_specs import option as _option
@@ -315,13 +315,13 @@ OPTIONS_BY_NAME = {spec.name: spec for spec in OPTIONS}
 
 
 def _frozen(name: str, value: object) -> object:
-    """A list as a tuple, and a schema as its text where it is given as the object that it is."""
+    """A list as a tuple, a number of NumPy's as Python's, and a schema as its text where it is an object."""
     if name == "json_schema" and isinstance(value, Mapping):
         try:
             return json.dumps(dict(value), ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"json_schema is no JSON: {error}") from None
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(value) if isinstance(value, list) else own_number(value)
 
 
 def _check_texts(name: str, texts: object) -> None:

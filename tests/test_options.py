@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
 
 from slipstream.captioning.config import GatewayConfig
@@ -95,6 +96,15 @@ def test_a_schema_may_be_the_object_that_it_is() -> None:
         CaptionOptions.from_mapping({"prompt": schema})
     with pytest.raises(InvalidRequest, match="json_schema is no JSON: Object of type set"):
         CaptionOptions(json_schema={"enum": {1}})
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    numbers = {"num_frames": np.int64(8), "seed": np.uint32(7), "alpha": np.float32(0.5), "temperature": np.float64(1)}
+    given = CaptionOptions.from_mapping(numbers)
+    assert given == CaptionOptions(num_frames=8, seed=7, alpha=0.5, temperature=1.0)
+    assert json.loads(json.dumps(given.given())) == given.given()
+    with pytest.raises(InvalidRequest, match="must be a whole number"):
+        CaptionOptions.from_mapping({"num_frames": np.float32(8.5)})
 
 
 def test_a_structure_takes_the_place_of_any_other() -> None:
