@@ -16,6 +16,7 @@ from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPart, Submitted
 from slipstream.archive.queue import JobState, Priority
 from slipstream.client.archive_client import ArchiveClient
+from slipstream.client.caption_client import RemotePath
 from slipstream.client.connection import Connection
 from slipstream.config import check_text, is_sendable
 from slipstream.errors import InvalidRequest
@@ -28,8 +29,8 @@ LONGEST_NAME = 256
 """Characters of a custom id; they are printable."""
 DIGEST_CHARS = 12
 
-BatchVideo = str | os.PathLike[str] | BatchItem
-"""A file by its path, an https address, or an item with a name and options of its own."""
+BatchVideo = str | os.PathLike[str] | RemotePath | BatchItem
+"""A file by its path, an address, or an item with a name and options of its own."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,17 @@ def make_item(video: BatchVideo) -> BatchItem:
     itself, below one of its roots, so whether it exists is not looked at here.
 
     Raises:
-        InvalidRequest: a path that cannot be sent because it is no valid Unicode.
+        InvalidRequest: what is none of these, or a path that cannot be sent because it is no valid Unicode.
     """
     if isinstance(video, BatchItem):
         return video
-    path = os.fspath(video)
+    if not isinstance(video, str | os.PathLike | RemotePath):
+        raise InvalidRequest(f"a video of a batch is a path, an address or a BatchItem, not {type(video).__name__}")
+    path = video.path if isinstance(video, RemotePath) else os.fspath(video)
     if not is_sendable(path):
         raise InvalidRequest(f"the path {path!r} is not valid UTF-8")
-    return BatchItem(item_name(path), path if is_url(path) else os.path.abspath(path))
+    is_here = not isinstance(video, RemotePath) and not is_url(path)
+    return BatchItem(item_name(path), os.path.abspath(path) if is_here else path)
 
 
 def item_name(path: str) -> str:
@@ -223,7 +227,7 @@ class AsyncArchive:
 
     async def submit_with(self, videos: Videos, keywords: SubmitKeywords) -> AsyncBatchHandle:
         """`submit`, of keywords that are gathered already."""
-        if isinstance(videos, str):
+        if isinstance(videos, str | os.PathLike | RemotePath | BatchItem):
             raise InvalidRequest(f"several videos are handed in at once: give a list, such as [{videos!r}]")
         client = ArchiveClient(await self._connect())
         submitted = await client.submit_all(keywords.batch(), map(make_item, videos))

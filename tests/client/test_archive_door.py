@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import io
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from contextlib import aclosing, closing
 from dataclasses import replace
@@ -137,6 +138,8 @@ def test_what_is_wrong_with_a_call_is_said_before_the_gateway_is_asked(gateway: 
         submit(["a.mp4"], num_frames=0)
     with pytest.raises(InvalidRequest, match="give a list"):
         submit("a.mp4")
+    with pytest.raises(InvalidRequest, match="give a list"):
+        submit(Path("a.mp4"))
     with pytest.raises(InvalidRequest, match="not valid UTF-8"):
         submit(["\udcff.mp4"])
     with pytest.raises(InvalidRequest, match="choose one of high, normal, low"):
@@ -192,6 +195,10 @@ def test_items_of_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert make_item("a/b.mp4") == BatchItem("a/b.mp4", str(tmp_path / "a/b.mp4"))
     assert make_item(tmp_path / "c.mp4") == BatchItem(str(tmp_path / "c.mp4"), str(tmp_path / "c.mp4"))
     assert make_item("https://x.example/d") == BatchItem("https://x.example/d", "https://x.example/d")
+    assert make_item(slipstream.RemotePath("/v/e.mp4")) == BatchItem("/v/e.mp4", "/v/e.mp4")
+    for other in (b"\0\0\0 ftyp", io.BytesIO(), None):
+        with pytest.raises(InvalidRequest, match=f"a path, an address or a BatchItem, not {type(other).__name__}"):
+            make_item(other)  # type: ignore[arg-type]
 
 
 # -- results as they come ---------------------------------------------------------------------------------------------
