@@ -20,7 +20,7 @@ from slipstream.client.caption_client import (
     check_video,
     gateway_info,
 )
-from slipstream.client.connection import Connection, FilePath, GatewayAddress, check_process
+from slipstream.client.connection import Connection, FilePath, GatewayAddress, check_process, close_with
 from slipstream.client.document_client import DocumentCall, check_document, document_events, with_document_keywords
 from slipstream.client.film_client import FilmCall, film_events, segment_captions, with_film_keywords
 from slipstream.config import check_unicode
@@ -150,7 +150,7 @@ class AsyncCaptioner:
             captions = await asyncio.gather(*(captioner.caption(path) for path in paths))
 
     It runs a private stack: target, draft and gateway as child processes, from `async with`, or the first caption, to
-    `close`. `connect_async` makes one for a gateway that runs already. One belongs to one event loop.
+    `close` or its last reference. `connect_async` makes one for a gateway that runs already. One is of one event loop.
 
     Args:
         target: folder or hub id of the big model. With neither `target` nor `draft` it is the pocket pair, which knows
@@ -294,8 +294,7 @@ class AsyncCaptioner:
         return await gateway_info(await self.connection())
 
     async def connection(self) -> Connection:
-        """The open connection to the gateway; the stack is started if need be. Raises `InvalidRequest` where there can
-        be none: closed, in another event loop, in a fork."""
+        """To the gateway; starts the stack if need be. Raises `InvalidRequest`: closed, in another loop, in a fork."""
         async with self._opening:
             if self._is_closed:
                 raise InvalidRequest("this captioner is closed")
@@ -307,6 +306,7 @@ class AsyncCaptioner:
 
     async def _open(self) -> Connection:
         address = self._gateway
+        close_with(self, self._exits)
         if address is None:
             stack = await self._exits.enter_async_context(Stack(self._stack_options, report=_LOGGER.warning))
             address = GatewayAddress(stack.gateway_address)

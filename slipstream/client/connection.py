@@ -2,9 +2,10 @@
 
 import asyncio
 import os
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
@@ -171,3 +172,17 @@ class Connection:
         self.is_closed = True
         for channel in (self.channel, *self.others):
             await channel.close()
+
+
+def close_with(owner: object, exits: AsyncExitStack) -> None:
+    """Closes what is in `exits` with the owner's last reference, unless that was done before. Needs a running event
+    loop: what is left when that has ended goes with the program."""
+    closing = weakref.finalize(owner, _close_in, asyncio.get_running_loop(), exits, os.getpid())
+    closing.atexit = False
+    exits.callback(closing.detach)
+
+
+def _close_in(loop: asyncio.AbstractEventLoop, exits: AsyncExitStack, pid: int) -> None:
+    """Without waiting: the garbage collector may call this in any thread, and in a fork."""
+    if loop.is_running() and pid == os.getpid():
+        asyncio.run_coroutine_threadsafe(exits.aclose(), loop)

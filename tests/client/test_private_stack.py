@@ -1,5 +1,6 @@
 """Captioners with a stack of their own, of services without models: it starts, and it is always ended."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -81,6 +82,15 @@ async def test_the_asynchronous_twin_starts_it_with_the_first_caption(folders: t
     assert (await captioner.caption(b"good")).text == TEXT
     await captioner.close()
     assert not _children()
+
+
+async def test_the_asynchronous_twin_ends_with_its_last_reference_too(folders: tuple[Path, Path]) -> None:
+    captioner = slipstream.AsyncCaptioner(*folders)
+    stream = captioner.stream(b"good")
+    del captioner
+    assert [str(piece) async for piece in stream] and len(_children()) == 3
+    del stream
+    await asyncio.to_thread(_wait_until_gone, folders[0].parent)
 
 
 def test_a_model_that_is_not_there(tmp_path: Path, folders: tuple[Path, Path]) -> None:
