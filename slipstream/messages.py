@@ -248,6 +248,11 @@ class Caption:
         return (self.num_tokens - 1) / seconds if self.num_tokens > 1 and seconds > 0 else 0.0
 
     @property
+    def had_draft(self) -> bool:
+        """Whether a draft took part; not one that was never ready."""
+        return bool(self.speculation.kept_digest or self.timings.draft_ready_s)
+
+    @property
     def lossy_facts(self) -> tuple[str, ...]:
         """In which ways the text need not be the target's own, as people are told; none: it is."""
         facts = []

@@ -129,7 +129,7 @@ class Completion:
             "slipstream_version": __version__,
             "request_id": captions[0].request_id if captions else "",
             "target": self.model,
-            "draft": self.draft_model or None,
+            "draft": self.draft_model if self.draft_model and any(caption.had_draft for caption in captions) else None,
             "options": _options_used(captions[0]) if captions else {},
             "media_sha256": self.media.sha256 or None,
             "media_bytes": self.media.num_bytes or None,

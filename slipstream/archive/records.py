@@ -320,11 +320,10 @@ def make_receipt(
     plan: CaptionPlan, video: Content, caption: Caption, target: ModelInfo, draft: ModelInfo | None, runs: int
 ) -> Receipt:
     """Of a caption that has just been made, in the job's run number `runs`."""
-    took_part = draft is not None and bool(caption.speculation.kept_digest or caption.timings.draft_ready_s)
     return Receipt(
         slipstream_version=__version__,
         target=_model_receipt(target),
-        draft=_model_receipt(draft) if draft is not None and took_part else None,
+        draft=_model_receipt(draft) if draft is not None and caption.had_draft else None,
         options=options_used(plan),
         video_sha256=video.sha256,
         video_bytes=video.num_bytes,

@@ -19,11 +19,10 @@ def caller_receipt(
         sha256, num_bytes: of the file; '' and 0 where the caller could not read it.
     """
     facts = caption.speculation
-    took_part = bool(facts.kept_digest or caption.timings.draft_ready_s)
     return Receipt(
         slipstream_version=info.version or __version__,
         target=ModelReceipt(info.target_model, info.target_revision, info.target_dtype),
-        draft=ModelReceipt(info.draft_model, info.draft_revision, info.draft_dtype) if took_part else None,
+        draft=ModelReceipt(info.draft_model, info.draft_revision, info.draft_dtype) if caption.had_draft else None,
         options=options,
         video_sha256=sha256,
         video_bytes=num_bytes,

@@ -30,3 +30,15 @@ def test_predicted_tokens_are_those_of_hints_and_drafted_ones_the_drafts() -> No
         "rejected_prediction_tokens": 7,
     }
     assert (timings(pages)["draft_n"], timings(pages)["draft_n_accepted"]) == (12, 4)
+
+
+def test_the_receipt_names_a_draft_that_took_part_and_no_other() -> None:
+    """By plain decoding, or from hints, as documents are read, none does, though the gateway has one. Of several pages
+    one is enough."""
+    alone, drafted = Caption("a", 1, None), Caption("b", 1, None, speculation=Speculation(kept_digest="ab"))
+    completion = Completion("chatcmpl-1", "a-model", 0, draft_model="a-draft")
+
+    def named(*captions: Caption) -> object:
+        return completion.whole("", captions)["slipstream"]["receipt"]["draft"]
+
+    assert named(alone) is None and named(drafted) == named(alone, drafted) == "a-draft"
