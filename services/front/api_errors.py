@@ -1,7 +1,8 @@
 """What goes wrong, in OpenAI's form: a status, a type, the field that is meant, and when to try again."""
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slipstream.errors import (
@@ -107,6 +108,16 @@ def as_api_error(error: SlipstreamError, params: Mapping[str, str | None] | None
 def not_found(what: str, *, param: str | None = None, code: str = "not_found") -> ApiError:
     """There is no such thing, or it is another owner's."""
     return ApiError(what, status=404, param=param, code=code)
+
+
+@contextlib.contextmanager
+def about(param: str) -> Iterator[None]:
+    """What fails within is said of this field of the request, by which who failed was asked."""
+    try:
+        yield
+    except ApiError as error:
+        error.param = param
+        raise
 
 
 def no_room(what: str, error: OSError) -> ApiError:

@@ -11,7 +11,7 @@ from typing import Any
 from slipstream.archive.messages import Batch
 from slipstream.archive.queue import BatchState
 from slipstream.errors import SlipstreamError
-from slipstream.services.front.api_errors import ApiError
+from slipstream.services.front.api_errors import ApiError, about
 from slipstream.services.front.batch_lines import ENDPOINT
 from slipstream.services.front.batch_records import Ending, HttpBatch, Stage
 from slipstream.services.front.batches import Batches
@@ -41,7 +41,8 @@ async def create_batch(call: Call) -> None:
         said = await read_json(call.scope, call.receive, config, body, take)
     async with call.while_there():
         batch = read_batch(said, call.header("idempotency-key"), call.owner)
-        kept = await asyncio.to_thread(store.get, call.owner, batch.input_file_id)
+        with about("input_file_id"):
+            kept = await asyncio.to_thread(store.get, call.owner, batch.input_file_id)
         if kept.purpose != "batch":
             raise ApiError('the file was uploaded with another purpose than "batch"', param="input_file_id")
         batch = await batches.open(call.owner, call.token, batch)

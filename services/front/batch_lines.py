@@ -31,7 +31,7 @@ from slipstream.errors import (
 )
 from slipstream.messages import Caption
 from slipstream.service_info import GatewayInfo
-from slipstream.services.front.api_errors import ApiError, as_api_error
+from slipstream.services.front.api_errors import ApiError, about, as_api_error
 from slipstream.services.front.batch_records import written_whole
 from slipstream.services.front.chat_messages import Medium, MediumKind, RemoteFile, StoredFile
 from slipstream.services.front.chat_request import OWN_NAMES, ChatRequest, check_kind, read_chat
@@ -199,7 +199,8 @@ class ItemMaker:
         self.media_folder.mkdir(parents=True, exist_ok=True)
         path = self.media_folder / str(line.number)
         if isinstance(source, StoredFile):
-            stored = self.files.path(self.owner, source.file_id)
+            with about(medium.param):
+                stored = self.files.path(self.owner, source.file_id)
             with stored.open("rb") as file:
                 beginning = file.read(BEGINNING_BYTES)
                 is_paper = is_document(medium, beginning, self.info)

@@ -15,7 +15,7 @@ from slipstream.client.document_client import check_reads_documents
 from slipstream.errors import InvalidConfig, LimitExceeded
 from slipstream.rpc.callers import Places
 from slipstream.service_info import GatewayInfo
-from slipstream.services.front.api_errors import ApiError, as_api_error, no_room
+from slipstream.services.front.api_errors import ApiError, about, as_api_error, no_room
 from slipstream.services.front.chat_messages import Medium, MediumKind, RemoteFile, StoredFile
 from slipstream.services.front.completions import MediaFacts
 from slipstream.services.front.frames import frame_windows, write_avi
@@ -101,7 +101,8 @@ class Sources:
         if isinstance(source, StoredFile):
             if self.store is None:
                 raise ApiError("this server keeps no files", param=medium.param, code="not_served")
-            file = await asyncio.to_thread(self.store.open, owner, source.file_id)
+            with about(medium.param):
+                file = await asyncio.to_thread(self.store.open, owner, source.file_id)
             exits.callback(file.close)
             return file
         assert isinstance(source, str)

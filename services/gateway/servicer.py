@@ -96,9 +96,10 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
             delivered=first.resume_after,
         )
         if plan.options.in_segments:
-            raise InvalidRequest("one caption is of the whole video: ask for its segments by CaptionSegments")
+            raise InvalidRequest("segments must be left out of one caption: CaptionSegments has those of segments")
         if plan.is_sparing:
-            raise InvalidRequest("duplicates and skip_marked are for segments and the archive: leave them out")
+            name = "skip_marked" if plan.options.get("duplicates", "off") == "off" else "duplicates"
+            raise InvalidRequest(f"{name} is for segments and the archive: leave it out")
         structlog.contextvars.bind_contextvars(request_id=plan.request_id)
         with self._captioner.asked(plan):
             events: Events = asyncio.Queue()

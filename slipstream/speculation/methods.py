@@ -5,7 +5,7 @@ The names of parts are in tables here, since processes without torch need them; 
 where its table says when it is first used.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -232,16 +232,21 @@ class Method:
             changes["shape"] = Shape(shape)
         method = replace(self, **changes)  # type: ignore[arg-type]
         if method.shape is Shape.TREE and (method.policy != "sequential" or method.gate):
-            raise InvalidRequest("a tree is drafted and verified in turns: ask for policy 'sequential' without a gate")
+            raise _unfit(given, "a tree is drafted and verified in turns: ask for policy 'sequential' without a gate")
         if method.growth is not None and method.policy != "self_clocked":
-            raise InvalidRequest(
-                f"shape {method.shape.value!r} grows while the target judges: ask for policy 'self_clocked' with it"
-            )
+            why = f"a window of {method.shape.value} grows while the target judges: ask for policy 'self_clocked'"
+            raise _unfit(given, why)
         if method.shape is not Shape.CHAIN and method.is_hybrid:
             raise InvalidRequest(
                 f"method {self.name!r} makes trees of hints, and the draft's windows are chains in them"
             )
         return method
+
+
+def _unfit(given: Mapping[str, Any], why: str) -> InvalidRequest:
+    """Begins with a part that was given, as what a method has by itself goes together."""
+    name = next(name for name in ("shape", "policy", "gate") if given[name] is not None)
+    return InvalidRequest(f"{name} {given[name]!r}: {why}")
 
 
 _HINTS = "slipstream.engine.hint_drafter"

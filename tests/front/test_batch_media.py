@@ -81,6 +81,13 @@ def test_a_file_of_many_requests_is_on_disk_once(files: FileStore, tmp_path: Pat
     assert sources[0].read_bytes() == VIDEO
 
 
+def test_a_line_about_a_file_that_is_not_there_names_its_field(files: FileStore, tmp_path: Path) -> None:
+    maker = ItemMaker(GatewayInfo(), MODEL, "", files, tmp_path / "media")
+    with pytest.raises(ApiError, match="there is no file") as refusal:
+        item_of(maker, 1, {"type": "file", "file": {"file_id": "file-none"}})
+    assert (refusal.value.status, refusal.value.param) == (404, "messages[0].content[1].file.file_id")
+
+
 def test_no_request_is_about_a_films_segments(files: FileStore) -> None:
     """As none is that is answered at once. An answer of several texts would hide which segment has none."""
     maker = ItemMaker(GatewayInfo(), MODEL, "", files, None)

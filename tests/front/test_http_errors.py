@@ -301,3 +301,22 @@ async def test_a_client_names_its_request(gateway: FakeGateway, tmp_path: Path) 
         assert b"x-request-id: mine-1" in answer and gateway.options.request_id == "mine-1"
         await raw(address, post(CHAT, body_of(GOOD), more="X-Request-Id: no good\r\n"))
     assert len(gateway.options.request_id) == 32
+
+
+async def test_a_file_that_is_not_there_is_said_of_the_field_that_names_it(
+    gateway: FakeGateway, tmp_path: Path
+) -> None:
+    async with front_at(gateway.address, data=str(tmp_path)) as address, client_of(address) as client:
+        part: Any = {"type": "file", "file": {"file_id": "file-none"}}
+        batch: Any = {"endpoint": CHAT, "completion_window": "24h"}
+        for call, param in (
+            (client.files.retrieve("file-none"), "file_id"),
+            (client.batches.create(input_file_id="file-none", **batch), "input_file_id"),
+            (
+                client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": [part]}]),
+                "messages[0].content[0].file.file_id",
+            ),
+        ):
+            with pytest.raises(openai.NotFoundError) as refused:
+                await call
+            assert (refused.value.code, refused.value.param) == ("file_not_found", param)

@@ -265,6 +265,13 @@ async def test_errors_are_those_that_the_client_knows(served: Served) -> None:
         (openai.BadRequestError, {"url": good, "extra": {"slipstream": {"method": "magic"}}}, "slipstream.method"),
         (openai.BadRequestError, {"url": good, "extra": {"slipstream": {"prompts": ["a", "b"]}}}, "slipstream.prompts"),
         (openai.BadRequestError, {"url": good, "extra": {"slipstream": {"tolerance": 0.5}}}, "slipstream.tolerance"),
+        (
+            openai.BadRequestError,
+            {"url": good, "extra": {"slipstream": {"skip_marked": "black"}}},
+            "slipstream.skip_marked",
+        ),
+        (openai.BadRequestError, {"url": good, "extra": {"slipstream": {"segments": "shots"}}}, "slipstream.segments"),
+        (openai.BadRequestError, {"url": good, "extra": {"slipstream": {"shape": "tree"}}}, "slipstream.shape"),
     ]
     for kind, fields, param in cases:
         with pytest.raises(kind) as refused:

@@ -78,8 +78,14 @@ def test_parts_can_be_changed_alone() -> None:
         ("slipstream", (None, None, "tree", None, None), "in turns"),
         ("parallelvlm", (None, None, "tree", None, None), "in turns"),
         ("sd", (None, None, "star", None, None), "chain, tree"),
+        ("slipstream", (None, "fixed", "tree", None, None), "shape 'tree': .* in turns"),
+        ("specvlm", (None, "fixed", None, None, None), "policy 'fixed': .* in turns"),
+        ("hints", (None, None, None, True, None), "gate True: .* in turns"),
+        ("sd", (None, None, "siblings", None, None), "shape 'siblings': .* while the target judges"),
+        ("slipstream_tree", (None, "fixed", None, None, None), "policy 'fixed': .* while the target judges"),
     ],
 )
-def test_parts_that_do_not_go_together(name: str, changes: tuple[None, None, str, None, None], complaint: str) -> None:
+def test_parts_that_do_not_go_together(name: str, changes: tuple[Any, ...], complaint: str) -> None:
+    """The complaint begins with one that was given: over HTTP that is the field that is named."""
     with pytest.raises(InvalidRequest, match=complaint):
         get_method(name).changed(*changes)
