@@ -26,6 +26,7 @@ _COMMAS = re.compile(rb",")
 _ESCAPE = re.compile(rb"\\(?:u[0-9A-Fa-f]{4}|/)")
 _HEX_DIGITS = tuple(bytes([digit]) for digit in b"0123456789abcdefABCDEF")
 _LONG_ESCAPE = len(rb"\u002B")
+NO_BASE64 = "it is no base64 of A-Z, a-z, 0-9, + and /, with its padding and in a single line"
 FRAMES_TYPE = "video/jpeg"
 """Frames one after the other in one string, parted by commas."""
 
@@ -72,7 +73,7 @@ class _Decoder:
     def end_part(self) -> None:
         """A frame is whole, or the string."""
         if self._left and not self._media.error:
-            self._media.error = "its base64 has a length that cannot be"
+            self._media.error = NO_BASE64
         if not self._media.error and self._media.end == (self._media.ends or [self._media.start])[-1]:
             self._media.error = "it has no bytes"
         if len(self._media.ends) >= MAX_VALUES:
@@ -96,7 +97,7 @@ class _Decoder:
                 raise ValueError
             data = binascii.a2b_base64(text[:whole], strict_mode=True)
         except ValueError:
-            self._media.error = "it is no base64"
+            self._media.error = NO_BASE64
             return
         self._is_padded = text[whole - 1 : whole] == b"="
         self._spool.write(data)

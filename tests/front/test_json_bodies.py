@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.services.front.api_errors import ApiError
-from slipstream.services.front.json_body import MAX_VALUES, JsonBody
+from slipstream.services.front.json_body import MAX_VALUES, NO_BASE64, JsonBody
 from tests.support.front import data_url
 
 MIB = 1024**2
@@ -42,6 +42,22 @@ def test_cuts_change_nothing(data: bytes, words: str, size: int, escaped: str) -
         media = body.media[value["url"]]
         assert body.window(media.start, media.end).read() == data
         assert (media.media_type, media.error) == ("video/mp4", "")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        base64.encodebytes(bytes(99)),
+        base64.b64encode(b"1234") + b"\n",
+        base64.urlsafe_b64encode(b"\xff" * 9),
+        base64.b64encode(b"1234").rstrip(b"="),
+    ],
+)
+def test_what_is_no_base64_says_how_it_should_be(content: bytes) -> None:
+    """As encoders for mails, shells, addresses and tokens write it."""
+    with JsonBody(MIB, MIB) as body:
+        media = body.media[fed(json.dumps(f"data:video/mp4;base64,{content.decode()}").encode(), MIB, body)]
+        assert media.error == NO_BASE64
 
 
 HEADS = ("video/webm;codecs=vp8,opus", 'video/webm; codecs="vp8, opus"', "video/webm;name=my%20clip%20(1).webm")
