@@ -216,16 +216,17 @@ def usage_of(captions: Sequence[Caption], num_streamed: int | None = None, num_p
     """Tokens. Those of predictions are of hints; what a draft wrote is in `timings`.
 
     Args:
-        num_streamed: tokens of the text so far, where its caption has not ended.
+        num_streamed: tokens of the text so far, where there may be more. What was cached or predicted is told of a
+            whole answer alone: none of it is known before a caption has ended.
         num_prompt: of the prompt of a caption that has not ended.
     """
     prompt = num_prompt + sum(caption.video.prompt_tokens for caption in captions)
     written = sum(caption.num_tokens for caption in captions) if num_streamed is None else num_streamed
+    counts = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+    if num_streamed is not None:
+        return counts
     facts = [caption.speculation for caption in captions]
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": written,
-        "total_tokens": prompt + written,
+    return counts | {
         "prompt_tokens_details": {
             "cached_tokens": sum(caption.video.reused_tokens for caption in captions),
             "video_tokens": sum(caption.video.video_tokens for caption in captions),

@@ -1,6 +1,6 @@
 """What an answer over HTTP says beside its text: what was counted, and whose frames it is of."""
 
-from slipstream.messages import Caption, SharedFrom, Speculation
+from slipstream.messages import Caption, SharedFrom, Speculation, VideoFacts
 from slipstream.services.front.completions import Completion, timings, usage_of
 
 
@@ -30,6 +30,14 @@ def test_predicted_tokens_are_those_of_hints_and_drafted_ones_the_drafts() -> No
         "rejected_prediction_tokens": 7,
     }
     assert (timings(pages)["draft_n"], timings(pages)["draft_n_accepted"]) == (12, 4)
+
+
+def test_the_usage_so_far_says_nothing_of_what_is_known_at_the_end() -> None:
+    """It said that nothing had been cached, of a prompt of which most was."""
+    counts = {"prompt_tokens": 208, "completion_tokens": 3, "total_tokens": 211}
+    assert usage_of([], 3, 208) == counts
+    video = VideoFacts(prompt_tokens=208, reused_tokens=200)
+    assert usage_of([Caption("a", 3, None, video=video)])["prompt_tokens_details"]["cached_tokens"] == 200
 
 
 def test_the_receipt_names_a_draft_that_took_part_and_no_other() -> None:
