@@ -25,7 +25,6 @@ from slipstream.services.front.api_errors import ApiError, as_api_error, no_room
 from slipstream.services.front.bodies import ClientGone, linger
 from slipstream.services.front.browsers import Browsers
 from slipstream.services.front.call import EVENTS_TYPE, JSON_TYPE, Call
-from slipstream.services.front.chat import stream_error
 from slipstream.services.front.config import FrontConfig
 from slipstream.services.front.endpoints import Endpoint
 from slipstream.services.front.front import Front
@@ -137,7 +136,7 @@ class Api:
             if not call.status:
                 await _refuse(call, error)
             elif call.kind == EVENTS_TYPE:
-                await call.body(stream_error(error), is_last=True)
+                await call.body(call.tell_failure(error.body["error"]), is_last=True)
         except ClientGone:
             pass
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,8 @@ class Call:
     """So has the answer: that nobody waits any longer is then no news."""
     kind: str = ""
     """Of the answer's content."""
+    tell_failure: Callable[[Mapping[str, Any]], bytes] = field(default=lambda error: b"")
+    """How a stream says, once its status was sent, that it fails, and with what error."""
     measured: Mapping[str, float] = field(default_factory=dict)
     """Of the caption, for its trace."""
 

@@ -15,21 +15,11 @@ from slipstream.documents.reading import DocumentEvent
 from slipstream.errors import DeadlineExceeded, SlipstreamError
 from slipstream.messages import PREFILLED, Caption, CommittedText, CommittedToken, KeptTokens, StageChange, Trace
 from slipstream.service_info import GatewayInfo
-from slipstream.services.front.api_errors import ApiError, as_api_error, not_found
+from slipstream.services.front.api_errors import as_api_error, not_found
 from slipstream.services.front.bodies import json_body, read_json
 from slipstream.services.front.call import Call
 from slipstream.services.front.chat_request import ChatRequest, check_kind, read_chat
-from slipstream.services.front.completions import (
-    DONE,
-    PAGE_BREAK,
-    ChatForm,
-    Completion,
-    Form,
-    Written,
-    event,
-    timings,
-    usage_of,
-)
+from slipstream.services.front.completions import PAGE_BREAK, ChatForm, Completion, Form, Written, timings, usage_of
 from slipstream.services.front.function_calls import StreamedCalls
 from slipstream.services.front.gateways import short_name
 from slipstream.services.front.json_body import JsonBody, Media
@@ -126,6 +116,7 @@ async def _answer(call: Call, asked: ChatRequest, make_form: FormMaker, body: Js
         answer = _Answer(asked, form := make_form(completion), completion.completion_id)
         call.measured = answer.measured
         if asked.stream:
+            call.tell_failure = form.fail
             with front.figures.streams.track_inprogress():
                 await call.stream(answer.events(_events(call, asked, opened)))
             return
@@ -260,8 +251,3 @@ def _facts(happened: DocumentEvent) -> dict[str, Any]:
         case PageDraft():
             return {}
     return {}
-
-
-def stream_error(error: ApiError) -> bytes:
-    """The end of a stream that fails after its status was sent."""
-    return event(error.body) + DONE

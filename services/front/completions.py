@@ -52,6 +52,9 @@ class Form(Protocol):
     def aside(self, facts: Mapping[str, Any]) -> bytes:
         """What is no text."""
 
+    def fail(self, error: Mapping[str, Any]) -> bytes:
+        """The end of a stream that fails after its status was sent."""
+
     def end(self, written: Written, tokens: Sequence[CommittedToken], usage: Mapping[str, Any]) -> bytes:
         """What comes behind all text; `tokens` are those that no piece has brought."""
 
@@ -157,6 +160,9 @@ class ChatForm:
 
     def aside(self, facts: Mapping[str, Any]) -> bytes:
         return self.completion.figures_chunk(slipstream=facts)
+
+    def fail(self, error: Mapping[str, Any]) -> bytes:
+        return event({"error": error}) + DONE
 
     def end(self, written: Written, tokens: Sequence[CommittedToken], usage: Mapping[str, Any]) -> bytes:
         last = self.completion.chunk(

@@ -95,8 +95,7 @@ class ResponseForm:
     # -- in events -----------------------------------------------------------------------------------------------------
 
     def begin(self, usage: Mapping[str, Any]) -> bytes:
-        begun = self._response("in_progress")
-        told = self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
+        told = self._created()
         if self._is_called:
             return told
         told += self._begin_item(_message(f"msg_{self._request_id}", "in_progress", []))
@@ -115,7 +114,12 @@ class ResponseForm:
         return self._of_item("response.function_call_arguments.delta", delta=more)
 
     def aside(self, facts: Mapping[str, Any]) -> bytes:
-        return self._event("slipstream.figures", slipstream=facts)
+        return self._created() + self._event("slipstream.figures", slipstream=facts)
+
+    def fail(self, error: Mapping[str, Any]) -> bytes:
+        """As this protocol has it, and as clients of it look for it: they raise what stands in `error`."""
+        told = {name: error[name] for name in ("code", "message", "param")}
+        return self._event("error", **told, error=error)
 
     def end(self, written: Written, tokens: Sequence[CommittedToken], usage: Mapping[str, Any]) -> bytes:
         whole = self.whole(written)
@@ -124,6 +128,13 @@ class ResponseForm:
         else:
             told = self._end_message(whole["output"][0])
         return told + self._event(f"response.{whole['status']}", response=whole)
+
+    def _created(self) -> bytes:
+        """The first events, once: OpenAI's client takes no other before them."""
+        if self._num_events:
+            return b""
+        begun = self._response("in_progress")
+        return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
 
     def _begin_item(self, item: dict[str, Any]) -> bytes:
         self._open = item

@@ -146,6 +146,20 @@ async def test_a_stream_that_fails_says_so(gateway: FakeGateway) -> None:
     assert json.loads(events[-2][6:])["error"]["type"] and events[-1] == b"data: [DONE]"
 
 
+async def test_a_response_that_fails_in_its_stream_says_so_in_its_own_form(gateway: FakeGateway) -> None:
+    part = {"type": "input_file", "file_data": data_url(b"no summary")}
+    body = {"model": MODEL, "input": [{"role": "user", "content": [part]}], "stream": True}
+    async with front_at(gateway.address) as address, client_of(address) as client:
+        answer = await raw(address, post("/v1/responses", json.dumps(body).encode()))
+        with pytest.raises(openai.APIError, match="without a summary"):
+            async for _ in await client.responses.create(**body):
+                pass
+    *_, before, kind, data = [line for line in answer.splitlines() if line.startswith((b"event: ", b"data: "))]
+    told, number = json.loads(data[6:]), json.loads(before[6:])["sequence_number"]
+    assert kind == b"event: error" and told["type"] == "error" and told["sequence_number"] == number + 1
+    assert "without a summary" in told["message"] and {"code", "param"} <= set(told)
+
+
 async def test_a_silent_stream_says_that_it_lives(gateway: FakeGateway) -> None:
     async with front_at(gateway.address, ping_s=0.05) as address, streamed(address, HANG) as reader:
         async with asyncio.timeout(60):

@@ -245,6 +245,15 @@ def test_a_call_that_a_stop_string_cut_is_no_whole_one() -> None:
     assert events[-1]["response"]["output"] == [] and events[-1]["type"] == "response.completed"
 
 
+def test_nothing_comes_before_the_response_is_created() -> None:
+    """OpenAI's client fails at what does: a stream that is traced says how the prompt goes before there is text."""
+    told = form()
+    traced = told.aside({"stage": "decoding"}) + told.begin({}) + told.aside({"stage": "prefilled"})
+    kinds = [event["type"] for event in events_of(traced)]
+    assert kinds[:3] == ["response.created", "response.in_progress", "slipstream.figures"]
+    assert kinds.count("response.created") == 1 and kinds[-1] == "slipstream.figures"
+
+
 # -- through the stack ------------------------------------------------------------------------------------------------
 
 
