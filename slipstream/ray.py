@@ -59,19 +59,23 @@ class Columns:
     """Options of this row, a struct; what is null is not given."""
 
     def rows_of(self, table: Any) -> "list[Row]":
-        """Of an Arrow table. Raises `InvalidConfig` for a column that it lacks, or has and must not have."""
+        """Of an Arrow table. Raises `InvalidConfig` for a column that it lacks, or has and must not have, and for a row
+        without a source."""
         if taken := [name for name in ANSWERS if name in table.column_names]:
             raise InvalidConfig(f"the dataset has a column {taken[0]!r} already: drop or rename it")
         names = [name for name in (self.source, self.content, self.options) if name]
         if missing := [name for name in names if name not in table.column_names]:
             raise InvalidConfig(f"the dataset has no column {missing[0]!r}; it has {', '.join(table.column_names)}")
+        rows = table.select(names).to_pylist()
+        if any(said[self.source] is None for said in rows):
+            raise InvalidConfig(f"{self.source!r} is null in a row of the dataset: leave such rows out")
         return [
             Row(
                 source=str(said[self.source]),
                 content=said[self.content] if self.content else None,
                 options={name: value for name, value in (said.get(self.options) or {}).items() if value is not None},
             )
-            for said in table.select(names).to_pylist()
+            for said in rows
         ]
 
 

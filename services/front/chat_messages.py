@@ -139,7 +139,7 @@ _BESIDE = {"type", "uuid"}
 def read_messages(messages: Any, asked: Asked) -> Medium:
     """Gives what is said, and returns the one medium."""
     if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
-        raise ApiError(f"messages must be a list of 1 to {MAX_MESSAGES} messages", param="messages")
+        raise ApiError(f"messages must be a list of 1 to {MAX_MESSAGES}", param="messages")
     said = _Said()
     for index, message in enumerate(messages):
         _read_message(object_at(message, f"messages[{index}]"), f"messages[{index}]", asked, said)

@@ -150,10 +150,9 @@ def _check_known(name: str, value: Any) -> None:
 def _read_limits(fields: Mapping[str, Any], asked: Asked) -> None:
     for name in ("max_completion_tokens", "max_tokens"):
         asked.give("max_new_tokens", fields.get(name), name)
+    asked.give("min_new_tokens", fields.get("min_tokens"), "min_tokens")
     if _flag(fields.get("ignore_eos"), "ignore_eos"):
-        asked.give("min_new_tokens", MAX_MIN_NEW_TOKENS, "ignore_eos")
-    else:
-        asked.give("min_new_tokens", fields.get("min_tokens"), "min_tokens")
+        asked.values["min_new_tokens"], asked.params["min_new_tokens"] = MAX_MIN_NEW_TOKENS, "ignore_eos"
 
 
 def _read_logprobs(fields: Mapping[str, Any], asked: Asked) -> None:

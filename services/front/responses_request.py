@@ -43,6 +43,7 @@ _NAMES = (
     (re.compile(r"\bresponse_format\b"), "text.format"),
     (re.compile(r"(?<=\])\.function\."), "."),
     (re.compile(r"\btool_choice\.function\b"), "tool_choice"),
+    (re.compile(r"\blogprobs: true"), f"include: {LOGPROBS}"),
 )
 """Paths of a chat request, and what they are called here."""
 

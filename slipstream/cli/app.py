@@ -134,4 +134,7 @@ def _describe(error: Exception) -> tuple[str, int]:
     usage_message = getattr(error, "format_message", None)  # typer's own errors; their base class moved over versions
     if usage_message is not None:
         return f"{usage_message()} (see --help)", 2
+    if isinstance(error, OSError) and error.strerror:
+        what = error.strerror if error.filename is None else f"{error.strerror}: {error.filename!r}"
+        return f"{what} (--debug shows where)", InvalidConfig.exit_code
     return f"internal error: {type(error).__name__}: {error} (--debug shows where)", 1

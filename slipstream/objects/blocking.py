@@ -3,6 +3,7 @@
 Credentials and endpoints are those of the command's own environment.
 """
 
+import errno
 import io
 import os
 import tempfile
@@ -12,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, BinaryIO, TextIO
 
-from slipstream.errors import InvalidRequest, ObjectNotFound
+from slipstream.errors import InvalidConfig, InvalidRequest, ObjectNotFound
 from slipstream.objects.store import (
     ObjectFacts,
     ObjectStore,
@@ -140,8 +141,9 @@ def objects_below(text: str) -> Iterator[ObjectFacts]:
 @contextmanager
 def writing_bytes(url: ObjectUrl, keep_empty: bool = True) -> Iterator[IO[bytes]]:
     """A file that becomes the object when the context is left without an error. Not `keep_empty`: one without content
-    becomes none, and an older one goes. Raises what a store says."""
-    with tempfile.TemporaryFile() as content:
+    becomes none, and an older one goes. Raises what a store says, and `InvalidConfig` where there is no room for it
+    beforehand."""
+    with _kept_for(url) as content:
         yield content
         content.flush()
         if content.tell() or keep_empty:
@@ -149,6 +151,18 @@ def writing_bytes(url: ObjectUrl, keep_empty: bool = True) -> Iterator[IO[bytes]
             blocking_store(url.root).put(url, content)
         else:
             blocking_store(url.root).remove(url)
+
+
+@contextmanager
+def _kept_for(url: ObjectUrl) -> Iterator[IO[bytes]]:
+    try:
+        with tempfile.TemporaryFile() as content:
+            yield content
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        reason = f"{url} is kept in {tempfile.gettempdir()} until it is whole: {error.strerror}"
+        raise InvalidConfig(f"{reason}; set TMPDIR to a folder with room") from None
 
 
 @contextmanager

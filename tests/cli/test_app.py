@@ -1,17 +1,20 @@
 """The command line as a whole: version, help, usage errors, `info`, `up`, and that no failure shows a traceback."""
 
+import errno
 import logging
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from slipstream import __version__
 from slipstream.cli import up
 from slipstream.cli.app import run
+from slipstream.errors import InvalidConfig
 from slipstream.rpc.codec import gateway_info_message, read_gateway_info
 from slipstream.service_info import GatewayInfo, PeerInfo, Placement, ServiceLoad
 from tests.cli.fake_gateway import FakeGateway
@@ -159,6 +162,22 @@ def test_our_own_bugs_show_no_traceback_unless_asked(
     assert capsys.readouterr().err == "slipstream: internal error: KeyError: 'x' (--debug shows where)\n"
     assert run(["--debug", "info", "--gateway", "a:1"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), "No such file or directory"),
+        (OSError(errno.ENOSPC, "No space left on device", "/a b"), "No space left on device: '/a b'"),
+    ],
+)
+def test_what_the_system_refuses_is_no_bug_of_ours(
+    error: OSError, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where the current folder was removed."""
+    monkeypatch.setattr(up, "_fetch", Mock(side_effect=error))
+    assert run(["info", "--gateway", "a:1"]) == InvalidConfig.exit_code
+    assert capsys.readouterr().err == f"slipstream: {told} (--debug shows where)\n"
 
 
 def _serving(tmp_path: Path) -> subprocess.Popen[str]:

@@ -98,6 +98,11 @@ def test_rows_get_captions_and_a_part(tmp_path: Path) -> None:
     assert jobs[0].receipt.target.model_id == "target"
 
 
+def test_a_row_names_its_video(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="'source' is null in a row of the dataset"):
+        actor(tmp_path, Captioner())(pyarrow.table({"source": ["a.mp4", None]}))
+
+
 def test_content_and_options_of_a_row(tmp_path: Path) -> None:
     rows = pyarrow.table({"path": ["a", "b"], "bytes": [b"1", b"2"], "how": [{"seed": 4}, {"seed": None}]})
     columns = Columns(source="path", content="bytes", options="how")

@@ -127,6 +127,7 @@ def test_null_asks_for_nothing_whatever_it_is_the_value_of(name: str) -> None:
         ({"tools": [{}]}, "tools[0].type"),
         ({"frequency_penalty": 2.5}, "frequency_penalty"),
         ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": "x", "ignore_eos": True}, "min_tokens"),
         ({"ignore_eos": 1}, "ignore_eos"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": -1}, "temperature"),

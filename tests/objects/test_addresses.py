@@ -1,13 +1,16 @@
 """Addresses of objects and files, as text and as what they name."""
 
+import errno
+import tempfile
 from pathlib import Path
+from unittest.mock import MagicMock, Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.errors import InvalidRequest
-from slipstream.objects.blocking import local_path, open_file
+from slipstream.errors import InvalidConfig, InvalidRequest
+from slipstream.objects.blocking import local_path, open_file, writing_bytes
 from slipstream.objects.store import ObjectUrl, path_at
 
 NAMES = st.text(st.sampled_from("ab%20é?# ~"), min_size=1)
@@ -35,6 +38,19 @@ def test_only_addresses_of_files_have_bytes_by_number() -> None:
 def test_numbers_hide_nothing(text: str) -> None:
     with pytest.raises(InvalidRequest):
         ObjectUrl.parse(text)
+
+
+def test_a_full_disk_before_the_store_is_not_the_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A big object is kept on this machine until it is whole."""
+    full = MagicMock()
+    full.__enter__.return_value.write.side_effect = OSError(errno.ENOSPC, "No space left on device")
+    full.__exit__.return_value = False
+    monkeypatch.setattr(tempfile, "TemporaryFile", Mock(return_value=full))
+    url = ObjectUrl.parse(f"file://{tmp_path}/whole.jsonl")
+    refused = pytest.raises(InvalidConfig, match=r"whole.jsonl is kept in .* No space left on device; set TMPDIR")
+    with refused, writing_bytes(url) as content:
+        content.write(b"x")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_an_export_by_its_uri(tmp_path: Path) -> None:
