@@ -115,7 +115,7 @@ async def test_bad_films_and_bad_segments_end_in_clear_errors(stack: Stack, film
                 captioner.caption_segments(film.data, segments=segments)
         with pytest.raises(InvalidRequest, match="say how the film is to be cut"):
             captioner.caption_segments(film.data)
-        with pytest.raises(InvalidRequest, match="ask for its segments by CaptionSegments"):
+        with pytest.raises(InvalidRequest, match="segments must be left out of one caption: CaptionSegments"):
             await captioner.caption(film.data, **SEGMENTS)
         with pytest.raises(InvalidRequest, match="a page has no segments"):
             captioner.read_document(b"%PDF", **SEGMENTS)

@@ -15,7 +15,7 @@ from slipstream.engine import VideoLM, load_model, video_lm
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.target_prefill import TargetSession
 from slipstream.engine.thread import ModelThread
-from slipstream.sampling import noise
+from slipstream.sampling import noise, penalties
 from slipstream.sampling import sampler as sampler_module
 from slipstream.sampling.params import Proposal, SamplingParams
 from slipstream.sampling.sampler import TargetSampler
@@ -175,6 +175,7 @@ async def test_a_sampled_verdict_waits_no_more_for_a_longer_window(monkeypatch: 
 PENALISED = SamplingParams(repetition_penalty=1.1)
 SAMPLING = {
     "penalty": (PENALISED, 1),
+    "counts, least length": (SamplingParams(presence_penalty=0.5, min_new_tokens=4), 3),
     "coupled": (SamplingParams(temperature=0.9, seed=3), 1),
     "coupled, penalty": (SamplingParams(temperature=0.9, seed=3, repetition_penalty=1.1), 2),
     "rejection": (SamplingParams(temperature=0.9, seed=3, rule="rejection"), 3),
@@ -205,9 +206,9 @@ def test_what_a_verdict_brings_to_the_device_is_not_waited_for(rule: str, monkey
     width = 2**17  # whose noise is not made for several positions at once
     window, proposals = (9, 10, 11), [Proposal((9, 10, 11), (0.999, 0.0005, 0.0005))] * 3
     logits = torch.randn(4, width, generator=torch.Generator().manual_seed(1))
-    sampler = TargetSampler(params, (5, 6), width)
+    sampler = TargetSampler(params, (5, 6), width, ends=(2,))
     expected = sampler.judge(logits, (7,), window, proposals)
-    for module in (sampler_module, noise):
+    for module in (sampler_module, penalties, noise):
         monkeypatch.setattr(module, "to_device", to_device)
     monkeypatch.setattr(torch, "tensor", tensor)
     monkeypatch.setattr(torch.Tensor, "to", to)
