@@ -89,7 +89,7 @@ def check_value(
 def check_range(name: str, value: Any, low: float | None, high: float | None) -> None:
     """Raises `InvalidRequest` for a number that is not finite or beyond a limit, where there is one."""
     least, most = -math.inf if low is None else low, math.inf if high is None else high
-    if (low is None and high is None) or (least <= value <= most and math.isfinite(value)):
+    if (low is None and high is None) or (least <= value <= most and -math.inf < value < math.inf):
         return
     if low is None or high is None:
         wanted = f"at least {low:g}" if high is None else f"at most {high:g}"

@@ -151,6 +151,12 @@ def test_a_value_of_another_type_is_refused_by_name(spec: OptionSpec) -> None:
         CaptionOptions(**{spec.name: wrong})
 
 
+@pytest.mark.parametrize("spec", [spec for spec in OPTIONS if spec.kind in (int, float)], ids=lambda spec: spec.name)
+def test_a_number_that_no_float_can_hold_is_refused_by_name(spec: OptionSpec) -> None:
+    with pytest.raises(InvalidRequest, match=spec.name):
+        CaptionOptions(**{spec.name: 10**400})
+
+
 @pytest.mark.parametrize("spec", [spec for spec in OPTIONS if spec.kind is str and not spec.choices])
 def test_text_that_is_no_unicode_is_refused_by_name(spec: OptionSpec) -> None:
     broken: Any = ("sound", "\ud83d") if spec.repeated else "\ud83d"

@@ -175,7 +175,8 @@ class Proposal:
 
 
 def _number(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    # a whole number that no float can hold is compared, as it cannot be converted
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -math.inf < value < math.inf:
         raise InvalidRequest(f"{name} must be a finite number, not {value!r}")
     return value
 

@@ -131,6 +131,7 @@ def test_null_asks_for_nothing_whatever_it_is_the_value_of(name: str) -> None:
         ({"ignore_eos": 1}, "ignore_eos"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": -1}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"seed": -1}, "seed"),
         ({"stop": [""]}, "stop"),

@@ -50,6 +50,8 @@ def test_whatever_is_in_range_is_taken(params: SamplingParams) -> None:
         ({"repetition_penalty": -1.0}, "repetition_penalty must be above 0 and at most 100"),
         ({"repetition_penalty": 101.0}, "repetition_penalty must be above 0 and at most 100"),
         ({"repetition_penalty": float("inf")}, "repetition_penalty must be a finite number"),
+        ({"temperature": 10**400}, "temperature must be between 0 and 100, not 1000"),
+        ({"presence_penalty": -(10**400)}, "presence_penalty must be between -2 and 2, not -1000"),
         ({"min_p": -0.1}, "min_p must be between 0 and 1, not -0.1"),
         ({"min_p": 1.1}, "min_p must be between 0 and 1, not 1.1"),
         ({"min_p": "few"}, "min_p must be a finite number, not 'few'"),
