@@ -2,7 +2,7 @@
 have in common is read there; here are the names that differ, both ways: errors name the field that was sent."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from slipstream.services.front.api_errors import ApiError
@@ -31,6 +31,8 @@ INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
 """What may be asked for beside the text; of reasoning there is none."""
 UNREAD = ("metadata", "user")
 """Said by clients about themselves, and answered."""
+REPEATED = ("text", "tools", *UNREAD)
+"""What the answer has as it was sent, also words in it that nobody reads."""
 _TEXTS = ("input_text", "output_text")
 _OF_CALL = {"type", "id", "call_id", "name", "arguments", "status", "namespace"}
 _NAMES = (
@@ -57,9 +59,6 @@ def read_response(body: Any, media: Mapping[str, Media]) -> ChatRequest:
     if "previous_response_id" in fields:
         param = "previous_response_id"
         raise ApiError("answers are not kept: send what was said before in input", param=param, code="not_served")
-    for name in UNREAD:
-        if any(text in media for text in strings_in(fields.get(name))):
-            raise ApiError(f"{name} holds a data: URL in base64, which media alone may be", param=name)
     chat = {RENAMED.get(name, name): value for name, value in fields.items() if name not in (*IDLE, "input", "include")}
     for name, idle in IDLE.items():
         _check_idle(name, fields.get(name), idle)
@@ -69,13 +68,38 @@ def read_response(body: Any, media: Mapping[str, Media]) -> ChatRequest:
         chat["tools"] = [_function(tool) for tool in chat["tools"]] if _is_list(chat["tools"]) else chat["tools"]
     if "tool_choice" in chat:
         chat["tool_choice"] = _function(chat["tool_choice"])
-    return read_chat(chat, media)
+    try:
+        asked = read_chat(chat, media)
+    except ApiError as error:
+        raise _renamed(error, _names_of(fields)) from error
+    for name in REPEATED:
+        if any(text in media for text in strings_in(fields.get(name))):
+            raise ApiError(f"{name} holds a data: URL in base64, which media alone may be", param=name)
+    return asked
 
 
 def sent_names(error: ApiError) -> ApiError:
     """The same about the fields that were sent."""
+    return _renamed(error, _NAMES)
+
+
+def _names_of(fields: Mapping[str, Any]) -> list[tuple[re.Pattern[str], str]]:
+    """As `_NAMES`, of what has another place in each request."""
+    items = fields["input"] if _is_list(fields["input"]) else [fields["input"]]
+    names = [("verbosity", "text.verbosity"), (f"messages[{len(items)}].content", "instructions")]
+    for index, item in enumerate(items):
+        theirs, ours = f"messages[{index}]", f"input[{index}]"
+        match item:
+            case {"type": "function_call"}:
+                names += [(f"{theirs}.role", f"{ours}.type"), (f"{theirs}.tool_calls[0].function", ours)]
+            case {"type": "function_call_output"}:
+                names += [(f"{theirs}.role", f"{ours}.type"), (f"{theirs}.content", f"{ours}.output")]
+    return [(re.compile(rf"^{re.escape(path)}\b"), name) for path, name in names]
+
+
+def _renamed(error: ApiError, names: Iterable[tuple[re.Pattern[str], str]]) -> ApiError:
     said, param = str(error), error.param
-    for path, name in _NAMES:
+    for path, name in names:
         said = path.sub(name, said)
         param = None if param is None else path.sub(name, param)
     error.args, error.param = (said,), param

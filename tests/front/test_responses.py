@@ -30,12 +30,20 @@ TOOL = {"type": "function", "name": "where", "parameters": WHERE, "strict": True
 CHAT_TOOL = {"type": "function", "function": {"name": "where", "parameters": WHERE, "strict": True}}
 
 
+JSON_FORMAT = {"type": "json_schema", "name": "place", "schema": WHERE}
+CALL = {"type": "function_call", "call_id": "call_1", "name": "where", "arguments": '{"place": 1}'}
+OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "no"}
+
+
 def user(*parts: dict[str, Any]) -> dict[str, Any]:
     return {"role": "user", "content": [{"type": "input_text", "text": PROMPT}, *parts]}
 
 
 def request(**fields: Any) -> dict[str, Any]:
     return {"model": "m", "input": [user({"type": "input_file", "file_url": URL})], **fields}
+
+
+ASKED = request()["input"]
 
 
 def read(value: Any) -> ChatRequest:
@@ -91,9 +99,7 @@ def test_what_has_another_name_is_the_same() -> None:
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "where"}])
 def test_functions_and_what_they_returned(choice: Any) -> None:
-    call = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "where", "arguments": '{"place": 1}'}
-    output = {"type": "function_call_output", "call_id": "call_1", "output": "no"}
-    found = read(request(tools=[TOOL], tool_choice=choice) | {"input": [*request()["input"], call, output]})
+    found = read(request(tools=[TOOL], tool_choice=choice) | {"input": [*ASKED, CALL | {"id": "fc_1"}, OUTPUT]})
     assert found.functions == Functions(("where",), is_named=choice != "required")
     assert found.options.get("turns", ()) == (PROMPT, '{"name": "where", "arguments": {"place": 1}}')
     assert found.options.prompt == "no"
@@ -137,7 +143,14 @@ def test_a_medium_comes_as_a_part(part: dict[str, Any], kind: MediumKind) -> Non
         ({"input": [user({"type": "input_file", "file_id": ""})]}, "input[0].content[1].file_id"),
         ({"input": [user({"type": "input_file", "file_url": "ftp://x"})]}, "input[0].content[1].file_url"),
         ({"input": [user({"type": "input_image", "image_url": "ftp://x"})]}, "input[0].content[1].image_url"),
+        ({"input": [*ASKED, CALL | {"name": None}]}, "input[1].name"),
+        ({"input": [*ASKED, CALL | {"arguments": {}}]}, "input[1].arguments"),
+        ({"input": [CALL]}, "input[0].type"),
+        ({"input": [*ASKED, OUTPUT]}, "input[1].type"),
+        ({"input": [*ASKED, CALL, OUTPUT | {"output": 7}]}, "input[2].output"),
+        ({"input": [*ASKED, CALL, OUTPUT | {"output": [{"type": "input_text"}]}]}, "input[2].output[0].text"),
         ({"instructions": ["x"]}, "instructions"),
+        ({"instructions": "data:video/mp4;base64,AAAA"}, "instructions"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_tokens": 5}, "max_output_tokens"),
         ({"messages": []}, "input"),
@@ -155,7 +168,9 @@ def test_a_medium_comes_as_a_part(part: dict[str, Any], kind: MediumKind) -> Non
         ({"text": {"format": "json"}}, "text.format"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
-        ({"text": {"verbosity": "low"}}, "verbosity"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"format": JSON_FORMAT | {"description": "data:video/mp4;base64,AAAA"}}}, "text"),
+        ({"tools": [TOOL | {"description": "data:video/mp4;base64,AAAA"}], "tool_choice": "none"}, "tools"),
         ({"tools": 7}, "tools"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tools[0].type"),
         ({"tools": [TOOL | {"name": "a b"}], "tool_choice": "required"}, "tools[0].name"),
