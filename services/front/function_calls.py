@@ -44,7 +44,7 @@ class Functions:
         end = len(text)
         if not is_whole:
             end = len(text.rstrip(" \t\r\n}"))
-        elif _is_json(text):
+        elif is_json(text):
             end = text.rindex("}")
         return head[1], text[head.end() : max(end, head.end())].rstrip()
 
@@ -172,7 +172,8 @@ def _moved(schema: Any, place: str) -> Any:
     return moved
 
 
-def _is_json(text: str) -> bool:
+def is_json(text: str) -> bool:
+    """Whether it is whole."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):

@@ -11,7 +11,7 @@ from slipstream.services.front.call import Call
 from slipstream.services.front.chat import FormMaker, answer_chat
 from slipstream.services.front.chat_request import ChatRequest
 from slipstream.services.front.completions import Completion, Written, event, finish_reason, logprobs, timings, usage_of
-from slipstream.services.front.function_calls import whole_calls
+from slipstream.services.front.function_calls import is_json, whole_calls
 from slipstream.services.front.json_body import Media
 from slipstream.services.front.responses_request import UNREAD, read_response, sent_names
 
@@ -56,7 +56,7 @@ class ResponseForm:
     def whole(self, written: Written) -> dict[str, Any]:
         is_cut = finish_reason(written.captions) == "length"
         status = "incomplete" if is_cut else "completed"
-        output = self._calls(written, status) if written.functions else [self._message(written, status)]
+        output = self._calls(written) if written.functions else [self._message(written, status)]
         return self._response(status, output) | {
             "completed_at": int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
@@ -84,13 +84,11 @@ class ResponseForm:
     def _message(self, written: Written, status: str) -> dict[str, Any]:
         return _message(f"msg_{self._request_id}", status, [_text(written.text, written.tokens)])
 
-    def _calls(self, written: Written, status: str) -> list[dict[str, Any]]:
+    def _calls(self, written: Written) -> list[dict[str, Any]]:
         assert written.functions is not None
-        if any(caption.stop_string for caption in written.captions):
-            status = "incomplete"
         texts = [caption.text for caption in written.captions]
         calls = whole_calls(written.functions, texts, self._completion.completion_id)
-        return [_call(call["id"], status, **call["function"]) for call in calls]
+        return [_ended(_call(call["id"], **call["function"])) for call in calls]
 
     # -- in events -----------------------------------------------------------------------------------------------------
 
@@ -107,8 +105,7 @@ class ResponseForm:
             return self._of_item("response.output_text.delta", content_index=0, delta=delta["content"], logprobs=likely)
         (call,) = delta["tool_calls"]
         if "id" in call:
-            item = _call(call["id"], "in_progress", **call["function"])
-            return self._end_call("completed") + self._begin_item(item)
+            return self._end_call() + self._begin_item(_call(call["id"], **call["function"]))
         assert self._open is not None
         self._open["arguments"] += (more := call["function"]["arguments"])
         return self._of_item("response.function_call_arguments.delta", delta=more)
@@ -123,10 +120,7 @@ class ResponseForm:
 
     def end(self, written: Written, tokens: Sequence[CommittedToken], usage: Mapping[str, Any]) -> bytes:
         whole = self.whole(written)
-        if self._is_called:
-            told = self._end_call(whole["output"][-1]["status"] if whole["output"] else "")
-        else:
-            told = self._end_message(whole["output"][0])
+        told = self._end_call() if self._is_called else self._end_message(whole["output"][0])
         return told + self._event(f"response.{whole['status']}", response=whole)
 
     def _created(self) -> bytes:
@@ -153,10 +147,10 @@ class ResponseForm:
         done += self._of_item("response.content_part.done", content_index=0, part=part)
         return done + self._end_item(item)
 
-    def _end_call(self, status: str) -> bytes:
+    def _end_call(self) -> bytes:
         if self._open is None:
             return b""
-        item = self._open | {"status": status}
+        item = _ended(self._open)
         told = {"name": item["name"], "arguments": item["arguments"]}
         return self._of_item("response.function_call_arguments.done", **told) + self._end_item(item)
 
@@ -178,9 +172,15 @@ def _text(text: str, tokens: Sequence[CommittedToken] = ()) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": _logprobs(tokens)}
 
 
-def _call(call_id: str, status: str, *, name: str, arguments: str) -> dict[str, Any]:
+def _call(call_id: str, *, name: str, arguments: str) -> dict[str, Any]:
     called = {"call_id": call_id, "name": name, "arguments": arguments}
-    return {"type": "function_call", "id": f"fc_{call_id.removeprefix('call_')}", "status": status} | called
+    return {"type": "function_call", "id": f"fc_{call_id.removeprefix('call_')}", "status": "in_progress"} | called
+
+
+def _ended(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Of several calls, one a page, each says for itself whether it is whole: arguments are an object, and what is cut
+    off one is none."""
+    return {**call, "status": "completed" if is_json(call["arguments"]) else "incomplete"}
 
 
 def _logprobs(tokens: Sequence[CommittedToken]) -> list[dict[str, Any]]:

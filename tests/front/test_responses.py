@@ -251,6 +251,25 @@ def test_a_stream_tells_the_calls_that_the_whole_has(arguments: list[dict[str, s
         assert {event["item_id"] for event in own if "item_id" in event} == {item["id"]}
 
 
+@pytest.mark.parametrize("names", [("where",), ("where", "when")])
+def test_each_call_says_for_itself_whether_it_is_whole(names: tuple[str, ...]) -> None:
+    """The same in a stream, which has told of the first before the others are known."""
+    functions = Functions(names, is_named=False)
+    whole = '{"place": 1}' if len(names) == 1 else '{"name": "where", "arguments": {"place": 1}}'
+    pages = [(whole[:-2], FinishReason.LENGTH), (whole, FinishReason.STOP), (whole[:-3], FinishReason.LENGTH)]
+    told, calls = form(is_called=True), StreamedCalls(functions, "chatcmpl-7")
+    stream = told.begin({})
+    for text, _ in pages:
+        for delta in calls.add(text) + calls.end():
+            stream += told.add(delta, [], {})
+    written = Written("", [Caption(text, 1, reason) for text, reason in pages], functions=functions)
+    events = events_of(stream + told.end(written, [], {}))
+    output = events[-1]["response"]["output"]
+    assert [item["status"] for item in output] == ["incomplete", "completed", "incomplete"]
+    assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == output
+    assert events[-1]["type"] == "response.incomplete"
+
+
 def test_a_call_that_a_stop_string_cut_is_no_whole_one() -> None:
     functions = Functions(("where",), is_named=True)
     cut = Caption('{"place": "at', 3, FinishReason.STOP, stop_string="sea")
