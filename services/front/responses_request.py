@@ -39,7 +39,7 @@ _NAMES = (
     (re.compile(r"\bmessages\[(\d+)\]"), r"input[\1]"),
     (re.compile(r"\bmessages\b"), "input"),
     (re.compile(r"(?<=\])\.image_url\.(?:url|detail)"), ".image_url"),
-    (re.compile(r"(?<=\])\.file\.(file_\w+)"), r".\1"),
+    (re.compile(r"(?<=\])\.file\."), "."),
     (re.compile(r"\bmax_completion_tokens\b"), "max_output_tokens"),
     (re.compile(r"\bresponse_format\.json_schema\b"), "text.format"),
     (re.compile(r"\bresponse_format\b"), "text.format"),
@@ -157,11 +157,9 @@ def _part(said: Any) -> Any:
     match part.pop("type", None):
         case kind if kind in _TEXTS:
             return {"type": "text"} | {name: value for name, value in part.items() if name not in _BESIDE_TEXT}
-        case "input_image" if "file_id" in part:
-            return {"type": "file", "file": {"file_id": part["file_id"]}}
-        case "input_image":
+        case "input_image" if "file_id" not in part:
             return {"type": "image_url", "image_url": {"url": part.pop("image_url", None)} | part}
-        case "input_file":
+        case "input_image" | "input_file":
             part.pop("detail", None)
             return {"type": "file", "file": part}
         case kind:

@@ -143,6 +143,7 @@ def test_a_medium_comes_as_a_part(part: dict[str, Any], kind: MediumKind) -> Non
         ({"input": [user({"type": "input_file", "file_id": ""})]}, "input[0].content[1].file_id"),
         ({"input": [user({"type": "input_file", "file_url": "ftp://x"})]}, "input[0].content[1].file_url"),
         ({"input": [user({"type": "input_image", "image_url": "ftp://x"})]}, "input[0].content[1].image_url"),
+        ({"input": [user({"type": "input_image", "file_id": "a", "image_url": URL})]}, "input[0].content[1].image_url"),
         ({"input": [*ASKED, CALL | {"name": None}]}, "input[1].name"),
         ({"input": [*ASKED, CALL | {"arguments": {}}]}, "input[1].arguments"),
         ({"input": [CALL]}, "input[0].type"),
