@@ -44,6 +44,7 @@ from slipstream.rpc.archive_codec import (
     receipt_bytes,
     result_bytes,
 )
+from slipstream.sampling.params import CAME_LATER, STRUCTURES
 from slipstream.service_info import ModelInfo
 
 # -- JSON in the queue ------------------------------------------------------------------------------------------------
@@ -55,7 +56,8 @@ FILM_VERSION = 4
 """Of jobs that a gateway which knows no segments must leave to others; 3: one that knows neither summaries nor several
 prompts, which it would leave out."""
 OPTIONS_VERSION = 5
-"""Of batches and jobs with `fps`, `system` or `turns`, which gateways that know none would leave out."""
+"""Of batches and jobs with an option of `_CAME_LATER`, which gateways that know none would leave out."""
+_CAME_LATER = {"fps", "system", "turns", *STRUCTURES, *CAME_LATER}
 VERSIONS = (VERSION, DOCUMENT_VERSION, 3, FILM_VERSION, OPTIONS_VERSION)
 _JOB_VERSIONS = {JobKind.DOCUMENT: DOCUMENT_VERSION, JobKind.FILM: FILM_VERSION}
 MAX_UNPACKED_BYTES = 8 * 1024**2
@@ -213,7 +215,7 @@ def _read_options(content: dict[str, Any]) -> OptionValues:
 
 
 def _dumps(content: dict[str, Any]) -> str:
-    least = OPTIONS_VERSION if content.get("caption", {}).keys() & {"fps", "system", "turns"} else VERSION
+    least = OPTIONS_VERSION if content.get("caption", {}).keys() & _CAME_LATER else VERSION
     content = content | {"v": max(least, content.get("v", VERSION))}
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 

@@ -119,7 +119,21 @@ def test_results_come_back_as_they_were() -> None:
         assert read_result(write_result(caption, receipt)) == (caption, receipt)
 
 
-@pytest.mark.parametrize("said", [{"system": "Be short."}, {"turns": ("What?", "A cat.")}, {"fps": 2.0}])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"system": "Be short."},
+        {"turns": ("What?", "A cat.")},
+        {"fps": 2.0},
+        {"choice": ("a cat", "a dog")},
+        {"regex": "a+"},
+        {"json_schema": '{"type": "object"}'},
+        {"min_p": 0.1},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": -0.5},
+        {"min_new_tokens": 5},
+    ],
+)
 def test_what_a_release_would_leave_out_of_a_job_is_left_alone_by_it(said: OptionValues) -> None:
     for kind in (JobKind.VIDEO, JobKind.DOCUMENT, JobKind.FILM):
         job = JobPayload("a", said, "", kind)
@@ -127,7 +141,7 @@ def test_what_a_release_would_leave_out_of_a_job_is_left_alone_by_it(said: Optio
     batch = BatchPayload("k", said)
     assert json.loads(write_batch(batch))["v"] == 5 and read_batch(write_batch(batch)) == batch
     page = JobPayload("a", {"fps": 2.0, "temperature": 0.5}, "", JobKind.DOCUMENT).page_options(batch)
-    assert page.given() == {"temperature": 0.5} | {name: said[name] for name in said if name == "system"}
+    assert page.given() == {"temperature": 0.5} | {name: said[name] for name in said if name not in ("turns", "fps")}
 
 
 def test_unknown_fields_are_ignored_and_other_versions_recognised() -> None:
