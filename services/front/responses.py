@@ -58,7 +58,7 @@ class ResponseForm:
         status = "incomplete" if is_cut else "completed"
         output = self._calls(written) if written.functions else [self._message(written, status)]
         return self._response(status, output) | {
-            "completed_at": int(time.time()),
+            "completed_at": None if is_cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "usage": _usage(written.captions),
             "timings": timings(written.captions),

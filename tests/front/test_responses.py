@@ -221,6 +221,7 @@ def test_a_stream_tells_what_the_whole_has(pieces: list[str], is_cut: bool) -> N
     last, whole = events[-1], form().whole(written)
     assert last["type"] == ("response.incomplete" if is_cut else "response.completed")
     assert last["response"] == whole | {"completed_at": last["response"]["completed_at"]}
+    assert (whole["completed_at"] is None) == is_cut
     found = Response.model_validate(whole)  # every field that OpenAI's own has
     assert found.output_text == text and found.metadata == {"a": "b"}
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
