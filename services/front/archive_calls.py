@@ -15,7 +15,7 @@ from slipstream.messages import Caption
 from slipstream.service_info import GatewayInfo
 from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.call import Call
-from slipstream.services.front.completions import Completion
+from slipstream.services.front.completions import Completion, Written
 from slipstream.services.front.gateways import short_name
 
 MOST_BATCHES, MOST_READ, MOST_NAMED = 100, 5000, 3
@@ -141,7 +141,7 @@ def shown_job(job: Job, norms: Norms) -> dict[str, Any]:
         completion = Completion("", short_name(job.receipt.target.model_id) if job.receipt else "", int(job.ended_s))
         shown |= shown_text(job.caption, norms) | {
             "cues": [asdict(cue) for cue in make_cues(job.caption.text, duration_s)] if duration_s else [],
-            "figures": completion.whole(job.caption.text, [job.caption]) | {"choices": []},
+            "figures": completion.whole([Written(job.caption.text, [job.caption])]) | {"choices": []},
             "gate": {"start": job.caption.speculation.gate_start, "reason": job.caption.speculation.gate_reason},
         }
     if job.receipt is not None:

@@ -30,12 +30,13 @@ from slipstream.errors import (
     VideoNotFound,
 )
 from slipstream.messages import Caption
+from slipstream.options import TOLD_BESIDE
 from slipstream.service_info import GatewayInfo
 from slipstream.services.front.api_errors import ApiError, about, as_api_error
 from slipstream.services.front.batch_records import written_whole
 from slipstream.services.front.chat_messages import Medium, MediumKind, RemoteFile, StoredFile
 from slipstream.services.front.chat_request import OWN_NAMES, ChatRequest, check_kind, read_chat
-from slipstream.services.front.completions import PAGE_BREAK, Completion
+from slipstream.services.front.completions import PAGE_BREAK, Completion, Written
 from slipstream.services.front.file_store import FileStore
 from slipstream.services.front.frames import frame_windows, write_avi
 from slipstream.services.front.gateways import short_name
@@ -175,6 +176,8 @@ class ItemMaker:
         asked = read_chat(line.body, line.json.media)
         if asked.stream:
             raise ApiError("a batch streams nothing; leave stream out", param="stream")
+        if asked.num_choices > 1:
+            raise ApiError("a batch has one text a request: give it as often, with seeds of their own", param="n")
         if asked.model != self.model:
             raise ApiError(
                 f"there is no model {asked.model!r}; this server has {self.model!r}",
@@ -251,13 +254,14 @@ def _document_values(document: DocumentOptions) -> Mapping[str, Any]:
 
 def _check_whole(asked: ChatRequest) -> None:
     """Raises `ApiError` for segments, of which an answer could say neither the times nor which have no text, nor are
-    they had of a chat that is no batch's; and for functions and logprobs, which no job keeps."""
+    they had of a chat that is no batch's; and for what no job keeps: functions, and what is told of a caption beside
+    its text."""
     if asked.options.in_segments:
         why = "an answer is about the video as a whole; `slipstream archive submit` captions segments"
         raise as_api_error(InvalidRequest(f"segments must be left out: {why}"), asked.params)
     for param, is_asked, cure in (
         ("tools", asked.functions is not None, "ask for the same JSON by response_format"),
-        ("logprobs", asked.options.get("logprobs", False), "leave it out"),
+        *((asked.params.get(name, name), asked.options.get(name, False), "leave it out") for name in TOLD_BESIDE),
     ):
         if is_asked:
             raise ApiError(f"{param} is not supported in batches; {cure}", param=param, code="unsupported_parameter")
@@ -304,7 +308,7 @@ def answer_line(batch_id: str, job: Job, captions: Sequence[Caption], model: str
     name = f"{batch_id}-{job.job_id}"
     draft = short_name(job.receipt.draft.model_id) if job.receipt and job.receipt.draft else ""
     completion = Completion(f"chatcmpl-{name}", model, int(job.ended_s), draft)
-    body = completion.whole(text, captions)
+    body = completion.whole([Written(text, captions)])
     if job.receipt is not None:
         seen = body["slipstream"]["receipt"]
         seen |= {"media_sha256": job.receipt.video_sha256, "media_bytes": job.receipt.video_bytes}

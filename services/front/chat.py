@@ -1,26 +1,23 @@
 """`/v1/chat/completions` and `/v1/models`: captions in OpenAI's form, whole or as they are written."""
 
 import asyncio
-import base64
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from slipstream.client.caption_client import caption_events
 from slipstream.client.document_client import document_events
-from slipstream.documents.messages import DocumentFacts, PageDraft, PagePicture
 from slipstream.documents.reading import DocumentEvent
 from slipstream.errors import DeadlineExceeded, SlipstreamError
-from slipstream.messages import PREFILLED, Caption, CommittedText, CommittedToken, KeptTokens, StageChange, Trace
 from slipstream.service_info import GatewayInfo
+from slipstream.services.front.answer import Answer
 from slipstream.services.front.api_errors import as_api_error, not_found
 from slipstream.services.front.bodies import json_body, read_json
 from slipstream.services.front.call import Call
 from slipstream.services.front.chat_request import ChatRequest, check_kind, read_chat
-from slipstream.services.front.completions import PAGE_BREAK, ChatForm, Completion, Form, Written, timings, usage_of
-from slipstream.services.front.function_calls import StreamedCalls
+from slipstream.services.front.choices import tell_choices
+from slipstream.services.front.completions import ChatForm, Completion, Form
 from slipstream.services.front.gateways import short_name
 from slipstream.services.front.json_body import JsonBody, Media
 from slipstream.services.front.sources import Opened
@@ -76,12 +73,13 @@ async def create_chat(call: Call) -> None:
 
     def read(said: Any, media: Mapping[str, Media]) -> tuple[ChatRequest, FormMaker]:
         asked = read_chat(said, media)
-        return asked, lambda completion: ChatForm(completion, asked.functions, asked.include_usage)
+        return asked, lambda completion, index: ChatForm(completion, index, asked.functions, asked.include_usage)
 
     await answer_chat(call, read)
 
 
-FormMaker = Callable[[Completion], Form]
+FormMaker = Callable[[Completion, int], Form]
+"""Of the choice of that index."""
 ChatReader = Callable[[Any, Mapping[str, Media]], tuple[ChatRequest, FormMaker]]
 
 
@@ -113,17 +111,21 @@ async def _answer(call: Call, asked: ChatRequest, make_form: FormMaker, body: Js
             draft_model=short_name(info.draft_model),
             media=opened.facts,
         )
-        answer = _Answer(asked, form := make_form(completion), completion.completion_id)
-        call.measured = answer.measured
+        answers = [
+            Answer(asked.choice(index), make_form(completion, index), completion.choice_id(index))
+            for index in range(asked.num_choices)
+        ]
+        form, call.measured = answers[0].form, answers[0].measured
+        told = tell_choices(answers, lambda index: _events(call, answers[index].asked, opened, index))
         if asked.stream:
             call.tell_failure = form.fail
             with front.figures.streams.track_inprogress():
-                await call.stream(answer.events(_events(call, asked, opened)))
+                await call.stream(told)
             return
-        async with aclosing(answer.events(_events(call, asked, opened))) as events:
-            async for _ in events:
+        async with aclosing(told):
+            async for _ in told:
                 pass
-    await call.answer(form.whole(answer.written))
+    await call.answer(form.whole([answer.written for answer in answers]))
 
 
 @asynccontextmanager
@@ -140,114 +142,10 @@ async def _errors_named(asked: ChatRequest) -> AsyncGenerator[None, None]:
         raise answer from error
 
 
-def _events(call: Call, asked: ChatRequest, opened: Opened) -> AsyncGenerator[DocumentEvent, None]:
+def _events(call: Call, asked: ChatRequest, opened: Opened, index: int) -> AsyncGenerator[DocumentEvent, None]:
     connection = call.front.gateways.connection(call.token)
     timeout_s = call.front.config.request_timeout_s + LATER_S
+    request_id = f"{call.request_id}.{index}" if index else call.request_id
     if opened.is_document:
-        return document_events(
-            connection, opened.video, asked.document, request_id=call.request_id, timeout_s=timeout_s
-        )
-    return caption_events(connection, opened.video, asked.options, request_id=call.request_id, timeout_s=timeout_s)
-
-
-@dataclass
-class _Answer:
-    """An answer while it is written."""
-
-    asked: ChatRequest
-    form: Form
-    answer_id: str
-    captions: list[Caption] = field(default_factory=list)
-    tokens: list[CommittedToken] = field(default_factory=list)
-    measured: dict[str, float] = field(default_factory=dict)
-    """The timings, once they are known."""
-    _pieces: list[str] = field(default_factory=list)
-    _num_told: int = 0
-    """Of the tokens, in a stream."""
-    _num_prompt: int = 0
-    """Of the caption that is being written."""
-    _page: int = 0
-
-    def __post_init__(self) -> None:
-        functions = self.asked.functions
-        self._calls = None if functions is None else StreamedCalls(functions, self.answer_id)
-
-    @property
-    def written(self) -> Written:
-        """So far."""
-        return Written("".join(self._pieces), self.captions, self.tokens, self.asked.functions)
-
-    async def events(self, said: AsyncGenerator[DocumentEvent, None]) -> AsyncGenerator[bytes, None]:
-        """What is sent of a stream. Nobody need look at it: the answer is whole when they end."""
-        form, is_traced, is_begun = self.form, self.asked.options.get("trace", False), False
-        async with aclosing(said):
-            async for happened in said:
-                deltas = self._add(happened)
-                if (is_traced or isinstance(happened, KeptTokens)) and (facts := _facts(happened)):
-                    yield form.aside(facts)
-                if not is_begun and (deltas or isinstance(happened, CommittedText)):
-                    is_begun = True
-                    yield form.begin(self._usage_so_far())
-                for delta in deltas:
-                    yield form.add(delta, self._untold(), self._usage_so_far())
-        self.measured |= timings(self.captions)
-        if not is_begun:
-            yield form.begin(self._usage_so_far())
-        yield form.end(self.written, self._untold(), self._usage_so_far())
-
-    def _add(self, happened: DocumentEvent) -> list[dict[str, Any]]:
-        """What is told of the answer with it."""
-        match happened:
-            case PagePicture():
-                self._page += 1
-                if self._page > 1:
-                    self._pieces.append(PAGE_BREAK)
-                    return [] if self._calls else [{"content": PAGE_BREAK}]
-            case StageChange() if happened.stage == PREFILLED:
-                self._num_prompt = happened.total
-            case Caption():
-                self.captions.append(happened)
-                self._num_prompt = 0
-                return self._calls.end() if self._calls else []
-            case CommittedText():
-                self.tokens += happened.tokens
-                self._pieces.append(text := str(happened))
-                if self._calls:
-                    return self._calls.add(text)
-                return [{"content": text}] if text else []
-        return []
-
-    def _untold(self) -> list[CommittedToken]:
-        """The tokens that no piece of the stream has brought yet."""
-        untold = self.tokens[self._num_told :]
-        self._num_told = len(self.tokens)
-        return untold
-
-    def _usage_so_far(self) -> dict[str, Any]:
-        if not self.asked.include_usage:
-            return {}
-        if not self.asked.continuous_usage:
-            return {"usage": None}
-        return {"usage": usage_of(self.captions, len(self.tokens), self._num_prompt)}
-
-
-def _facts(happened: DocumentEvent) -> dict[str, Any]:
-    """What a stream that is traced says beside its text."""
-    match happened:
-        case Trace():
-            return {"trace": asdict(happened)}
-        case StageChange():
-            return {"stage": asdict(happened)}
-        case KeptTokens():
-            return {"kept": asdict(happened) | {"bitmap": base64.b64encode(happened.bitmap).decode()}}
-        case CommittedText():
-            return {"tokens": [[token.piece, token.from_draft] for token in happened.tokens]}
-        case PagePicture():
-            return {"page": {"page": happened.page, "width": happened.width, "height": happened.height}}
-        case DocumentFacts():
-            return {"document": asdict(happened)}
-        case Caption():
-            return {"video": asdict(happened.video), "stages": asdict(happened.timings)}
-        case PageDraft():
-            return {}
-    return {}
+        return document_events(connection, opened.video(), asked.document, request_id=request_id, timeout_s=timeout_s)
+    return caption_events(connection, opened.video(), asked.options, request_id=request_id, timeout_s=timeout_s)

@@ -41,6 +41,8 @@ class ChatRequest:
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    num_choices: int = 1
+    """Texts that are asked for."""
     functions: Functions | None = None
     """Of which the answer calls one."""
     document_params: tuple[str, ...] = ()
@@ -48,13 +50,20 @@ class ChatRequest:
     params: Mapping[str, str] = field(default_factory=dict)
     """The field of the request that gave an option, also one of documents, by the option's name."""
 
+    def choice(self, index: int) -> "ChatRequest":
+        """What is asked for one of the texts: each has the seed behind that of the one before."""
+        if index == 0:
+            return self
+        seed = (self.options.get("seed", 0) + index) % 2**63
+        options = CaptionOptions(seed=seed).over(self.options)
+        return replace(self, options=options, document=replace(self.document, caption=options))
+
 
 # -- fields -----------------------------------------------------------------------------------------------------------
 
 TOLERATED = {"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 """Said by clients about themselves; they change no answer."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "prompt_logprobs": (0,),
     "logit_bias": ({},),
@@ -79,6 +88,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "priority": (0,),
 }
 """Fields that are known, and the values that ask for nothing; others are refused."""
+MAX_CHOICES = 16
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "seed"),
@@ -93,7 +103,7 @@ OF_PAGES: Mapping[str, type] = {"pages": str, "dpi": int, "ocr_dpi": int, "text_
 DOCUMENT_FIELDS: Mapping[str, type] = {**OF_PAGES, "surface": str, "stage": str, "ocr": str}
 """And those of `DocumentOptions`."""
 READ = {
-    *("model", "messages", "stream", "stream_options", "stop"),
+    *("model", "messages", "stream", "stream_options", "stop", "n"),
     *("max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos"),
     *("prediction", "media_io_kwargs", "mm_processor_kwargs", "tools", "tool_choice", "logprobs", "top_logprobs"),
     "slipstream",
@@ -132,6 +142,7 @@ def read_chat(body: Any, media: Mapping[str, Media]) -> ChatRequest:
         stream=_flag(fields.get("stream"), "stream"),
         include_usage=_flag(stream_options.get("include_usage"), "stream_options.include_usage"),
         continuous_usage=_flag(stream_options.get("continuous_usage_stats"), "stream_options.continuous_usage_stats"),
+        num_choices=_num_choices(fields.get("n", 1)),
         functions=functions,
         document_params=tuple(f"slipstream.{name}" for name in document),
         params=asked.params,
@@ -153,6 +164,12 @@ def _read_limits(fields: Mapping[str, Any], asked: Asked) -> None:
     asked.give("min_new_tokens", fields.get("min_tokens"), "min_tokens")
     if _flag(fields.get("ignore_eos"), "ignore_eos"):
         asked.values["min_new_tokens"], asked.params["min_new_tokens"] = MAX_MIN_NEW_TOKENS, "ignore_eos"
+
+
+def _num_choices(said: Any) -> int:
+    if type(said) is not int or not 1 <= said <= MAX_CHOICES:
+        raise ApiError(f"n must be a whole number from 1 to {MAX_CHOICES}", param="n")
+    return said
 
 
 def _read_logprobs(fields: Mapping[str, Any], asked: Asked) -> None:

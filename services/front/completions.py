@@ -28,7 +28,7 @@ class MediaFacts:
 
 @dataclass(frozen=True)
 class Written:
-    """An answer that is whole: of one caption, or of one a page of a document."""
+    """A choice that is whole: of one caption, or of one a page of a document."""
 
     text: str
     captions: Sequence[Caption]
@@ -38,9 +38,9 @@ class Written:
 
 
 class Form(Protocol):
-    """How an answer is told: whole, or in the events of a stream."""
+    """How one of an answer's choices is told, in the events of a stream, and how the answer is told that has it."""
 
-    def whole(self, written: Written) -> Mapping[str, Any]:
+    def whole(self, choices: Sequence[Written]) -> Mapping[str, Any]:
         """The answer in one piece."""
 
     def begin(self, usage: Mapping[str, Any]) -> bytes:
@@ -56,7 +56,10 @@ class Form(Protocol):
         """The end of a stream that fails after its status was sent."""
 
     def end(self, written: Written, tokens: Sequence[CommittedToken], usage: Mapping[str, Any]) -> bytes:
-        """What comes behind all text; `tokens` are those that no piece has brought."""
+        """What comes behind its text; `tokens` are those that no piece has brought."""
+
+    def close(self, choices: Sequence[Written]) -> bytes:
+        """The end of the stream, behind all of them."""
 
 
 @dataclass(frozen=True)
@@ -69,45 +72,52 @@ class Completion:
     draft_model: str = ""
     media: MediaFacts = field(default_factory=MediaFacts)
 
-    def whole(
-        self,
-        text: str,
-        captions: Sequence[Caption],
-        functions: Functions | None = None,
-        tokens: Sequence[CommittedToken] = (),
-    ) -> dict[str, Any]:
-        """The answer in one piece; of its `tokens` those are told that have a logprob."""
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if functions is not None:
-            calls = whole_calls(functions, [caption.text for caption in captions], self.completion_id)
+    def whole(self, choices: Sequence[Written]) -> dict[str, Any]:
+        """The answer in one piece; of tokens those are told that have a logprob. What was measured stands beside the
+        choice, and in each where there are several."""
+        told = [self._choice(index, written) for index, written in enumerate(choices)]
+        facts = [self.facts(written) for written in choices]
+        usage = {"usage": usage_of_choices(choices)}
+        if len(choices) > 1:
+            told, facts = [one | measured for one, measured in zip(told, facts, strict=True)], [{}]
+        return self._head("chat.completion") | {"choices": told} | usage | facts[0]
+
+    def _choice(self, index: int, written: Written) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": written.text, "refusal": None}
+        if written.functions is not None:
+            texts = [caption.text for caption in written.captions]
+            calls = whole_calls(written.functions, texts, self.choice_id(index))
             message |= {"content": None, "tool_calls": calls}
-        choice = {
-            "index": 0,
+        return {
+            "index": index,
             "message": message,
-            "logprobs": logprobs(tokens),
-            "finish_reason": finish_reason(captions, functions),
-        }
-        return self._head("chat.completion") | {
-            "choices": [choice],
-            "usage": usage_of(captions),
-            "timings": timings(captions),
-            "slipstream": self.figures(text, captions),
+            "logprobs": logprobs(written.tokens),
+            "finish_reason": finish_reason(written.captions, written.functions),
         }
 
     def chunk(
         self,
+        index: int,
         delta: Mapping[str, Any],
         finished: str | None = None,
         tokens: Sequence[CommittedToken] = (),
         **more: Any,
     ) -> bytes:
-        """One piece of a stream, as an event; `tokens` are those that it brings."""
-        choice = {"index": 0, "delta": delta, "logprobs": logprobs(tokens), "finish_reason": finished}
+        """One piece of a choice in a stream, as an event; `tokens` are those that it brings."""
+        choice = {"index": index, "delta": delta, "logprobs": logprobs(tokens), "finish_reason": finished}
         return event(self._head("chat.completion.chunk") | {"choices": [choice]} | more)
 
     def figures_chunk(self, **more: Any) -> bytes:
         """A piece of a stream that is no text, such as usage at its end."""
         return event(self._head("chat.completion.chunk") | {"choices": []} | more)
+
+    def choice_id(self, index: int) -> str:
+        """By which the calls of one choice are named."""
+        return f"{self.completion_id}.{index}" if index else self.completion_id
+
+    def facts(self, written: Written) -> dict[str, Any]:
+        """What was measured of a choice, and its receipt."""
+        return {"timings": timings(written.captions), "slipstream": self.figures(written.text, written.captions)}
 
     def figures(self, text: str, captions: Sequence[Caption]) -> dict[str, Any]:
         """What speculation did, and the receipt."""
@@ -146,17 +156,19 @@ class ChatForm:
     """As a chat completion, and its chunks."""
 
     completion: Completion
+    index: int = 0
     functions: Functions | None = None
     include_usage: bool = False
 
-    def whole(self, written: Written) -> Mapping[str, Any]:
-        return self.completion.whole(written.text, written.captions, written.functions, written.tokens)
+    def whole(self, choices: Sequence[Written]) -> Mapping[str, Any]:
+        return self.completion.whole(choices)
 
     def begin(self, usage: Mapping[str, Any]) -> bytes:
-        return self.completion.chunk({"role": "assistant", "content": None if self.functions else ""}, **usage)
+        delta = {"role": "assistant", "content": None if self.functions else ""}
+        return self.completion.chunk(self.index, delta, **usage)
 
     def add(self, delta: Mapping[str, Any], tokens: Sequence[CommittedToken], usage: Mapping[str, Any]) -> bytes:
-        return self.completion.chunk(delta, tokens=tokens, **usage)
+        return self.completion.chunk(self.index, delta, tokens=tokens, **usage)
 
     def aside(self, facts: Mapping[str, Any]) -> bytes:
         return self.completion.figures_chunk(slipstream=facts)
@@ -165,16 +177,12 @@ class ChatForm:
         return event({"error": error}) + DONE
 
     def end(self, written: Written, tokens: Sequence[CommittedToken], usage: Mapping[str, Any]) -> bytes:
-        last = self.completion.chunk(
-            {},
-            finish_reason(written.captions, written.functions),
-            tokens,
-            timings=timings(written.captions),
-            slipstream=self.completion.figures(written.text, written.captions),
-            **usage,
-        )
-        told = self.completion.figures_chunk(usage=usage_of(written.captions)) if self.include_usage else b""
-        return last + told + DONE
+        finished = finish_reason(written.captions, written.functions)
+        return self.completion.chunk(self.index, {}, finished, tokens, **self.completion.facts(written), **usage)
+
+    def close(self, choices: Sequence[Written]) -> bytes:
+        told = self.completion.figures_chunk(usage=usage_of_choices(choices)) if self.include_usage else b""
+        return told + DONE
 
 
 def _options_used(caption: Caption) -> dict[str, Any]:
@@ -242,6 +250,16 @@ def usage_of(captions: Sequence[Caption], num_streamed: int | None = None, num_p
             "rejected_prediction_tokens": sum(one.rejected_prediction_tokens for one in facts),
         },
     }
+
+
+def usage_of_choices(choices: Sequence[Written]) -> dict[str, Any]:
+    """Tokens of them all: the prompt's once, as it is one."""
+    usage, *others = (usage_of(written.captions) for written in choices)
+    for other in others:
+        usage["completion_tokens"] += other["completion_tokens"]
+        for name, count in other["completion_tokens_details"].items():
+            usage["completion_tokens_details"][name] += count
+    return usage | {"total_tokens": usage["prompt_tokens"] + usage["completion_tokens"]}
 
 
 def timings(captions: Sequence[Caption]) -> dict[str, Any]:

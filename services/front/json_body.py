@@ -7,6 +7,7 @@ import json
 import re
 import secrets
 import tempfile
+import threading
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -246,11 +247,12 @@ class JsonBody:
 
 
 class Window:
-    """A part of a file as a file of its own, for one reader at a time."""
+    """A part of a file as a file of its own, for one reader at a time; its parts may be read at once."""
 
-    def __init__(self, file: IO[bytes], start: int, end: int) -> None:
+    def __init__(self, file: IO[bytes], start: int, end: int, lock: "threading.Lock | None" = None) -> None:
         self._file, self._start, self._end = file, start, end
         self._position = start
+        self._lock = threading.Lock() if lock is None else lock
 
     @property
     def num_bytes(self) -> int:
@@ -259,13 +261,18 @@ class Window:
 
     def part(self, start: int, end: int) -> "Window":
         """Of this window from `start` to `end`, or to its own end."""
-        return Window(self._file, self._start + start, min(self._start + end, self._end))
+        return Window(self._file, self._start + start, min(self._start + end, self._end), self._lock)
+
+    def again(self) -> "Window":
+        """The same for one more reader."""
+        return self.part(0, self.num_bytes)
 
     def read(self, size: int = -1, /) -> bytes:
         """At most `size` bytes; none at the end."""
         left = max(self._end - self._position, 0)
-        self._file.seek(self._position)
-        data = self._file.read(left if size < 0 else min(size, left))
+        with self._lock:
+            self._file.seek(self._position)
+            data = self._file.read(left if size < 0 else min(size, left))
         self._position += len(data)
         return data
 

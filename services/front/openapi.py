@@ -11,7 +11,7 @@ from slipstream.option_specs import OptionSpec
 from slipstream.options import OPTIONS
 from slipstream.services.front.answer_format import IDLE_SWITCHES, OPTION_OF
 from slipstream.services.front.chat_messages import MAX_MESSAGES, ROLES
-from slipstream.services.front.chat_request import DOCUMENT_FIELDS, NEUTRAL, OWN_NAMES, SAMPLING, TOLERATED
+from slipstream.services.front.chat_request import DOCUMENT_FIELDS, MAX_CHOICES, NEUTRAL, OWN_NAMES, SAMPLING, TOLERATED
 from slipstream.services.front.endpoints import Endpoint, Schema
 from slipstream.services.front.function_calls import CHOICES, MAX_FUNCTIONS, NAME
 from slipstream.services.front.responses_request import IDLE, INCLUDED, OF_CHATS
@@ -171,6 +171,7 @@ def chat_schema() -> Schema:
     fields = {
         "model": _TEXT,
         "messages": {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": message},
+        "n": {"type": "integer", "minimum": 1, "maximum": MAX_CHOICES},
         "stream": {"type": "boolean"},
         "stream_options": {"type": "object"},
         "stop": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": 16}]},

@@ -10,7 +10,7 @@ from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.call import Call
 from slipstream.services.front.chat import FormMaker, answer_chat
 from slipstream.services.front.chat_request import ChatRequest
-from slipstream.services.front.completions import Completion, Written, event, finish_reason, logprobs, timings, usage_of
+from slipstream.services.front.completions import Completion, Written, event, finish_reason, logprobs, usage_of
 from slipstream.services.front.function_calls import is_json, whole_calls
 from slipstream.services.front.json_body import Media
 from slipstream.services.front.responses_request import UNREAD, read_response, sent_names
@@ -25,7 +25,7 @@ async def create_response(call: Call) -> None:
     def read(said: Any, media: Mapping[str, Media]) -> tuple[ChatRequest, FormMaker]:
         asked = read_response(said, media)
         is_called = asked.functions is not None
-        return asked, lambda completion: ResponseForm(completion, said, call.request_id, is_called=is_called)
+        return asked, lambda completion, _: ResponseForm(completion, said, call.request_id, is_called=is_called)
 
     try:
         await answer_chat(call, read)
@@ -53,17 +53,20 @@ class ResponseForm:
 
     # -- whole ---------------------------------------------------------------------------------------------------------
 
-    def whole(self, written: Written) -> dict[str, Any]:
+    def whole(self, choices: Sequence[Written]) -> dict[str, Any]:
+        (written,) = choices
         is_cut = finish_reason(written.captions) == "length"
         status = "incomplete" if is_cut else "completed"
         output = self._calls(written) if written.functions else [self._message(written, status)]
-        return self._response(status, output) | {
-            "completed_at": None if is_cut else int(time.time()),
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "usage": _usage(written.captions),
-            "timings": timings(written.captions),
-            "slipstream": self._completion.figures(written.text, written.captions),
-        }
+        return (
+            self._response(status, output)
+            | {
+                "completed_at": None if is_cut else int(time.time()),
+                "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+                "usage": _usage(written.captions),
+            }
+            | self._completion.facts(written)
+        )
 
     def _response(self, status: str, output: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
         return {
@@ -119,9 +122,12 @@ class ResponseForm:
         return self._event("error", **told, error=error)
 
     def end(self, written: Written, tokens: Sequence[CommittedToken], usage: Mapping[str, Any]) -> bytes:
-        whole = self.whole(written)
+        whole = self.whole([written])
         told = self._end_call() if self._is_called else self._end_message(whole["output"][0])
         return told + self._event(f"response.{whole['status']}", response=whole)
+
+    def close(self, choices: Sequence[Written]) -> bytes:
+        return b""
 
     def _created(self) -> bytes:
         """The first events, once: OpenAI's client takes no other before them."""

@@ -21,11 +21,12 @@ OF_CHATS = {
 }
 """Fields that a chat request alone has, and what says the same here."""
 IDLE: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
     "background": (False,),
     "truncation": ("disabled",),
     "reasoning": ({}, {"effort": "none"}),
 }
-"""Fields that a chat request does not have, and the values that ask for nothing."""
+"""Fields that a chat request does not have, or has with more values, and the values that ask for nothing."""
 LOGPROBS = "message.output_text.logprobs"
 INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
 """What may be asked for beside the text; of reasoning there is none."""

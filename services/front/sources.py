@@ -48,9 +48,13 @@ class Store(Protocol):
 class Opened:
     """A medium that can be sent."""
 
-    video: Video
+    source: Window | RemotePath
     is_document: bool
     facts: MediaFacts = field(default_factory=MediaFacts)
+
+    def video(self) -> Video:
+        """For one reader, beside others."""
+        return self.source.again() if isinstance(self.source, Window) else self.source
 
 
 @dataclass(frozen=True)
@@ -80,21 +84,14 @@ class Sources:
         if medium.kind is MediumKind.FRAMES and isinstance(source, Media):
             return await self._frames(medium, frame_windows(body.spool, medium.frames or (source,)), exits)
         if isinstance(source, Media):
-            window = body.window(source.start, source.end)
-            beginning = await asyncio.to_thread(window.read, BEGINNING_BYTES)
-            is_paper = is_document(medium, beginning, info)
-            if is_picture(medium, beginning) and not is_paper:
-                return await self._frames(medium, [window], exits)
-            window.seek(0)
-            return Opened(window, is_paper, MediaFacts(source.sha256, source.num_bytes))
-        file = await self._file(medium, owner, exits)
-        beginning = await asyncio.to_thread(file.read, BEGINNING_BYTES)
+            window, facts = body.window(source.start, source.end), MediaFacts(source.sha256, source.num_bytes)
+        else:
+            window, facts = await _whole(await self._file(medium, owner, exits)), MediaFacts()
+        beginning = await asyncio.to_thread(window.again().read, BEGINNING_BYTES)
         is_paper = is_document(medium, beginning, info)
         if is_picture(medium, beginning) and not is_paper:
-            end = await asyncio.to_thread(file.seek, 0, os.SEEK_END)
-            return await self._frames(medium, [Window(file, 0, end)], exits)
-        await asyncio.to_thread(file.seek, 0)
-        return Opened(file, is_paper)
+            return await self._frames(medium, [window], exits)
+        return Opened(window, is_paper, facts)
 
     async def _file(self, medium: Medium, owner: str, exits: contextlib.AsyncExitStack) -> IO[bytes]:
         source = medium.source
@@ -108,7 +105,6 @@ class Sources:
         assert isinstance(source, str)
         fetched, take = self._spool(exits)
         await self.fetch(source, _Sink(fetched, self.max_bytes, take))
-        await asyncio.to_thread(fetched.seek, 0)
         return fetched
 
     async def _frames(self, medium: Medium, frames: Sequence[Window], exits: contextlib.AsyncExitStack) -> Opened:
@@ -116,8 +112,7 @@ class Sources:
         output, take = self._spool(exits)
         take(sum(frame.num_bytes for frame in frames))
         await asyncio.to_thread(write_avi, frames, medium.frames_per_second, output, medium.param)
-        await asyncio.to_thread(output.seek, 0)
-        return Opened(output, is_document=False)
+        return Opened(await _whole(output), is_document=False)
 
     def _spool(self, exits: contextlib.AsyncExitStack) -> tuple[IO[bytes], Callable[[int], None]]:
         """A file for the time of a request, and what counts its bytes among those of all."""
@@ -126,6 +121,10 @@ class Sources:
 
 def _temporary() -> IO[bytes]:
     return tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)
+
+
+async def _whole(file: IO[bytes]) -> Window:
+    return Window(file, 0, await asyncio.to_thread(file.seek, 0, os.SEEK_END))
 
 
 class _Sink:

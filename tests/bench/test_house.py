@@ -74,6 +74,7 @@ CAME_WITH = {
     "texts of a structure, whose parser is tried in a process of its own; what HTTP's clients call one": 3,
     "functions that an answer over HTTP calls": 1,
     "answers as OpenAI's newer protocol has them: what is asked, what is told": 2,
+    "several texts of one request, and each while it is written": 2,
     "penalties, apart from how tokens are chosen": 1,
     "waits for other ranks that nothing else ends; a follower's side of the ranks, apart from rank 0's": 2,
 }

@@ -1,11 +1,11 @@
 """What an answer over HTTP says beside its text: what was counted, and whose frames it is of."""
 
 from slipstream.messages import Caption, SharedFrom, Speculation, VideoFacts
-from slipstream.services.front.completions import Completion, timings, usage_of
+from slipstream.services.front.completions import Completion, Written, timings, usage_of
 
 
 def answer_of(caption: Caption) -> dict[str, object]:
-    whole = Completion("chatcmpl-1", "a-model", 0).whole(caption.text, [caption])
+    whole = Completion("chatcmpl-1", "a-model", 0).whole([Written(caption.text, [caption])])
     receipt: dict[str, object] = whole["slipstream"]["receipt"]
     return receipt
 
@@ -47,6 +47,6 @@ def test_the_receipt_names_a_draft_that_took_part_and_no_other() -> None:
     completion = Completion("chatcmpl-1", "a-model", 0, draft_model="a-draft")
 
     def named(*captions: Caption) -> object:
-        return completion.whole("", captions)["slipstream"]["receipt"]["draft"]
+        return completion.whole([Written("", captions)])["slipstream"]["receipt"]["draft"]
 
     assert named(alone) is None and named(drafted) == named(alone, drafted) == "a-draft"

@@ -98,6 +98,19 @@ def test_no_request_is_about_a_films_segments(files: FileStore) -> None:
     assert (refusal.value.status, refusal.value.param) == (400, "slipstream.segments")
 
 
+@pytest.mark.parametrize("name", ["trace", "want_kept"])
+def test_what_is_told_beside_a_text_is_refused(files: FileStore, name: str) -> None:
+    """No job keeps it; it was left out without a word."""
+    maker, clip = (
+        ItemMaker(GatewayInfo(), MODEL, "", files, None),
+        {"type": "video_url", "video_url": {"url": "file:///a.mp4"}},
+    )
+    assert item_of(maker, 1, clip, **{name: False}).source == "/a.mp4"
+    with pytest.raises(ApiError, match="not supported in batches") as refused:
+        item_of(maker, 1, clip, **{name: True})
+    assert refused.value.param == f"slipstream.{name}"
+
+
 def test_a_line_that_is_handed_in_again_finds_its_file(files: FileStore, tmp_path: Path) -> None:
     for _ in range(2):
         (source,) = sources_of(files, tmp_path / "media", 1)

@@ -117,7 +117,8 @@ def test_null_asks_for_nothing_whatever_it_is_the_value_of(name: str) -> None:
     ("fields", "param"),
     [
         ({"magic": 1}, "magic"),
-        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
+        ({"n": 17}, "n"),
         ({"n": True}, "n"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"logprobs": 1}, "logprobs"),

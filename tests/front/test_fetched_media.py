@@ -43,7 +43,7 @@ async def fetched(num_pieces: int, spooled: Places) -> AsyncIterator[Opened]:
 async def test_room_is_taken_while_they_are_there() -> None:
     spooled = Places("spooled_bytes", 10**6)
     async with fetched(MAX_PIECES, spooled) as opened:
-        video: Any = opened.video
+        video: Any = opened.video()
         assert video.read() == PIECE * MAX_PIECES and spooled.used == MAX_PIECES * len(PIECE)
     assert not spooled.used
 
@@ -59,10 +59,10 @@ async def test_a_picture_that_nobody_reads_is_a_video_of_one_frame(kind: MediumK
     sources, medium = Sources(fetch, None, 10**6, spooled), replace(MEDIUM, kind=kind)
     with JsonBody(10**6, 10**6) as body:
         async with sources.opened(medium, body, GatewayInfo(reads_documents=True), "") as page:
-            video: Any = page.video
+            video: Any = page.video()
             assert page.is_document and video.read() == picture
         async with sources.opened(medium, body, GatewayInfo(), "") as opened:
-            video = opened.video
+            video = opened.video()
             data = video.read()
             assert not opened.is_document and data[:4] == b"RIFF" and picture in data
     assert not spooled.used
@@ -80,7 +80,7 @@ async def test_what_a_reader_opens_is_a_document(beginning: bytes) -> None:
     medium = replace(MEDIUM, kind=MediumKind.FILE)
     with JsonBody(10**6, 10**6) as body:
         async with sources.opened(medium, body, GatewayInfo(reads_documents=True), "") as opened:
-            video: Any = opened.video
+            video: Any = opened.video()
             assert opened.is_document and video.read() == beginning + bytes(100)
         with pytest.raises(ApiError, match="reader"):
             async with sources.opened(medium, body, GatewayInfo(), ""):
@@ -125,6 +125,6 @@ async def test_a_video_of_pictures_takes_room_beside_them(has_room: bool) -> Non
                     pass
         else:
             async with sources.opened(medium, body, GatewayInfo(), "") as opened:
-                video: Any = opened.video
+                video: Any = opened.video()
                 assert video.read(4) == b"RIFF" and spooled.used == 2 * len(data)
     assert not spooled.used

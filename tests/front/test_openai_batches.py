@@ -64,13 +64,14 @@ async def test_every_request_has_its_line(served: Served) -> None:
         batch_line("no video", body(served, data_url(b"no video at all"))),
         batch_line("unknown field", body(served, f"file://{path}", magic=1)),
         batch_line("streamed", body(served, f"file://{path}", stream=True)),
+        batch_line("of several texts", body(served, f"file://{path}", n=2)),
         "",
     ]
     batch = await opened(client, lines, metadata={"of": "me"})
     assert batch.status == "validating" and batch.metadata == {"of": "me"}
     batch = await ended(client, batch)
     counts = batch.request_counts
-    assert (batch.status, counts.total, counts.completed, counts.failed) == ("completed", 7, 3, 4)
+    assert (batch.status, counts.total, counts.completed, counts.failed) == ("completed", 8, 3, 5)
     done = {line["custom_id"]: line["response"]["body"] for line in await lines_of(client, batch.output_file_id)}
     for name, clip in (("by value", 0), ("by path", 1), ("by id", 1)):
         caption = await served.captioner.caption(
@@ -80,7 +81,8 @@ async def test_every_request_has_its_line(served: Served) -> None:
         assert done[name]["slipstream"]["receipt"]["media_sha256"] and done[name]["usage"]["completion_tokens"]
     failed = {line["custom_id"]: line for line in await lines_of(client, batch.error_file_id)}
     statuses = {name: line["response"]["status_code"] for name, line in failed.items()}
-    assert statuses == {"no file": 404, "no video": 400, "unknown field": 400, "streamed": 400}
+    refused = dict.fromkeys(("no video", "unknown field", "streamed", "of several texts"), 400)
+    assert statuses == {"no file": 404} | refused
     assert failed["unknown field"]["response"]["body"]["error"]["param"] == "magic"
     assert (await client.batches.list(limit=1)).data[0].id == batch.id
     for limit in ("0", "00000000199999", "0" * 9 + "1" * 5000):

@@ -218,7 +218,7 @@ def test_a_stream_tells_what_the_whole_has(pieces: list[str], is_cut: bool) -> N
     for token in tokens:
         stream += told.add({"content": token.piece}, [token], {})
     events = events_of(stream + told.end(written, [], {}))
-    last, whole = events[-1], form().whole(written)
+    last, whole = events[-1], form().whole([written])
     assert last["type"] == ("response.incomplete" if is_cut else "response.completed")
     assert last["response"] == whole | {"completed_at": last["response"]["completed_at"]}
     assert (whole["completed_at"] is None) == is_cut
@@ -275,7 +275,7 @@ def test_each_call_says_for_itself_whether_it_is_whole(names: tuple[str, ...]) -
 def test_a_call_that_a_stop_string_cut_is_no_whole_one() -> None:
     functions = Functions(("where",), is_named=True)
     cut = Caption('{"place": "at', 3, FinishReason.STOP, stop_string="sea")
-    told = form(is_called=True).whole(Written("", [cut], functions=functions))
+    told = form(is_called=True).whole([Written("", [cut], functions=functions)])
     assert [item["status"] for item in told["output"]] == ["incomplete"]
     none = Written("", [Caption("", 0, FinishReason.STOP)], functions=functions)
     events = events_of((called := form(is_called=True)).begin({}) + called.end(none, [], {}))
