@@ -27,6 +27,8 @@ class Pocket:
     """A gateway before the pocket pair, and a folder below its roots with one clip."""
 
     gateway: str
+    url: str
+    """Of OpenAI's protocol."""
     folder: Path
     clip: Path
 
@@ -35,8 +37,8 @@ class Pocket:
 async def pocket(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pocket]:
     folder = tmp_path_factory.mktemp("clips")
     (folder / "clip.mp4").write_bytes(make_colour_clip(5))
-    async with Stack(StackOptions(threads=1, archive=True, video_roots=(folder,))) as stack:
-        yield Pocket(stack.gateway_address, folder, folder / "clip.mp4")
+    async with Stack(StackOptions(threads=1, archive=True, video_roots=(folder,), http=0)) as stack:
+        yield Pocket(stack.gateway_address, f"http://{stack.http_address}/v1", folder, folder / "clip.mp4")
 
 
 async def run(name: str, *arguments: object) -> str:
@@ -74,6 +76,12 @@ async def test_ask_again(pocket: Pocket) -> None:
 async def test_json_captions(pocket: Pocket) -> None:
     (line,) = (await run("json_captions.py", pocket.gateway, pocket.clip)).splitlines()
     assert list(json.loads(line)) == ["video", "opening", "background", "scenes"]
+
+
+async def test_likeliest_of(pocket: Pocket) -> None:
+    lines = (await run("likeliest_of.py", pocket.url, pocket.clip, 3)).splitlines()
+    logprobs = [float(line.split()[0]) for line in lines]
+    assert 1 <= len(lines) <= 3 and logprobs == sorted(logprobs, reverse=True) and max(logprobs) <= 0
 
 
 async def test_stream_live(pocket: Pocket) -> None:
