@@ -35,8 +35,12 @@ async def run_resume(seed: int) -> dict[str, Any]:
                     except SlipstreamError as error:
                         say(f"resume: {victim} killed: {error}")
                         continue
-                    identical[victim] += caption.timings.resumptions == 1 and _said(caption) == _said(expected)
+                    times, is_same = caption.timings.resumptions, _said(caption) == _said(expected)
+                    identical[victim] += times == 1 and is_same
                     resume_s.append(caption.timings.resume_s)
+                    if times != 1 or not is_same:
+                        text = "the same" if is_same else "ANOTHER"
+                        say(f"resume: {victim} killed: resumed {times} times, {text} text")
     return {
         "passed": identical == Counter(KILLS),
         "resumed_identical": identical.total(),
