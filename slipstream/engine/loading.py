@@ -31,12 +31,12 @@ from slipstream.engine.kernels import get_kernel
 from slipstream.engine.parallel.ranks import Group
 from slipstream.engine.parallel.shards import check_checkpoint, localise, placement, shards_on
 from slipstream.engine.video_lm import Adapter, VideoLM
-from slipstream.errors import ModelNotUsable
+from slipstream.errors import InvalidRequest, ModelNotUsable
 from slipstream.families.adapter import FrameFacts, TextDecoder
 from slipstream.families.checkpoints import tokenizer_digest
 from slipstream.families.prompts import ChatTemplate
 from slipstream.sampling import structure
-from slipstream.sampling.params import CAME_LATER, SamplingDefaults
+from slipstream.sampling.params import CAME_LATER, SamplingDefaults, SamplingParams
 from slipstream.service_info import ModelInfo
 from slipstream.session_messages import Chat
 
@@ -45,9 +45,6 @@ AdapterFactory = Callable[[PreTrainedModel, Checkpoint, PreTrainedTokenizerBase]
 AUTO = "auto"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES = (AUTO, *_DTYPES)
-
-_UPSTREAMS_TOP_K = 50
-"""What `generate` takes where a config that samples does not say."""
 
 _FAMILIES: Mapping[str, str] = {
     "internvl": "slipstream.families.internvl:InternVL",
@@ -344,13 +341,13 @@ def _describe(
         vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,
         num_layers=text.num_hidden_layers,
-        eos_token_ids=_eos_token_ids(model, tokenizer),
+        eos_token_ids=_eos_token_ids(checkpoint, model, tokenizer),
         max_context=text.max_position_embeddings,
         tokens_per_frame=-(-adapter.tokens_per_step // adapter.frames_per_step),
         max_frames=_most_steps(adapter, text.max_position_embeddings) * adapter.frames_per_step,
         revision=revision,
         frame_size=adapter.frame_size,
-        sampling_defaults=SamplingDefaults.of(model.generation_config),
+        sampling_defaults=_sampling_defaults(checkpoint, model),
         surface=_surface(checkpoint, adapter),
         keeps_structure=structure.IS_INSTALLED,
         tells_logprobs=True,
@@ -378,9 +375,26 @@ def _surface(checkpoint: Checkpoint, adapter: Adapter) -> str:
     return named
 
 
-def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Ids that end an answer: the generation config's, else the model config's, else the tokenizer's."""
+def _sampling_defaults(checkpoint: Checkpoint, model: PreTrainedModel) -> SamplingDefaults:
+    """Raises `ModelNotUsable` for what no request could ask for."""
+    defaults = SamplingDefaults.of(model.generation_config)
+    try:
+        SamplingParams(**defaults.given()).check()
+    except InvalidRequest as error:
+        raise ModelNotUsable(f"{checkpoint.ref}: generation_config.json: {error}; correct or remove it") from None
+    return defaults
+
+
+def _eos_token_ids(
+    checkpoint: Checkpoint, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> tuple[int, ...]:
+    """Ids that end an answer: the generation config's, else the model config's, else the tokenizer's. One that is no
+    token's, such as -1, ends none. Raises `ModelNotUsable` for what is no id."""
     generation: Any = model.generation_config
-    candidates = (generation.eos_token_id, model.config.get_text_config().eos_token_id, tokenizer.eos_token_id)
+    text = model.config.get_text_config()
+    candidates = (generation.eos_token_id, text.eos_token_id, tokenizer.eos_token_id)
     eos = next((candidate for candidate in candidates if candidate is not None), ())
-    return (eos,) if isinstance(eos, int) else tuple(eos)
+    ids = eos if isinstance(eos, list | tuple) else (eos,)
+    if any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
+        raise ModelNotUsable(f"{checkpoint.ref}: eos_token_id must be a token's number, or a list of them, not {eos!r}")
+    return tuple(token for token in ids if 0 <= token < text.vocab_size)

@@ -87,9 +87,11 @@ class Structures:
     def _tokens(self) -> "LLTokenizer":
         from llguidance import LLTokenizer
 
+        if not self._eos_token_ids:  # the parser would take one of its own choice, with which no text ends
+            raise InvalidRequest("texts of this model can be kept to no structure: it has no token that ends a text")
         num_tokens = max(self._vocab_size, self._tokenizer.get_vocab_size())
         try:
-            return LLTokenizer(self._tokenizer.to_str(), n_vocab=num_tokens, eos_token=self._eos_token_ids or None)
+            return LLTokenizer(self._tokenizer.to_str(), n_vocab=num_tokens, eos_token=self._eos_token_ids)
         except ValueError as error:
             raise InvalidRequest(f"texts of this model's tokenizer can be kept to no structure: {error}") from None
 

@@ -24,6 +24,8 @@ from tests.engine.conftest import Pair, load_pair, random_frames
 from tests.engine.test_engine import greedy
 from tests.support.tiny_checkpoint import TOKENS_PER_FRAME, write_tiny_llava
 
+GENERATION = "generation_config.json"
+
 
 def edit_json(path: Path, **changes: Any) -> None:
     content = json.loads(path.read_text()) | changes
@@ -64,9 +66,21 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing weight": (drop_one_weight, "1 weights are missing"),
     "adapter": (lambda path: (path / "adapter_config.json").write_text("{}"), "merge it into its model"),
     "damaged ends of text": (
-        lambda path: (path / "generation_config.json").write_text('{"eos_token_id": '),
-        "generation_config.json",
+        lambda path: (path / GENERATION).write_text('{"eos_token_id": '),
+        GENERATION,
     ),
+    "words as ends of text": (lambda path: edit_json(path / GENERATION, eos_token_id="</s>"), "not '</s>'"),
+    "half a number as end of text": (lambda path: edit_json(path / GENERATION, eos_token_id=3.0), "not 3.0"),
+    "an end of text that is none": (lambda path: edit_json(path / GENERATION, eos_token_id=[None, 3]), "None, 3"),
+    "a word as temperature": (
+        lambda path: edit_json(path / GENERATION, do_sample=True, temperature="hot"),
+        "generation_config.json: temperature must be a finite number, not 'hot'",
+    ),
+    "tokens below none": (
+        lambda path: edit_json(path / GENERATION, do_sample=True, top_k=-1),
+        "generation_config.json: top_k must be between 0",
+    ),
+    "a penalty in words": (lambda path: edit_json(path / GENERATION, repetition_penalty="1.1"), "not '1.1'"),
     "no tokenizer": (lambda path: (path / "tokenizer.json").unlink(), "cannot be loaded"),
     "weights and configuration alone": (
         lambda path: [file.unlink() for file in path.iterdir() if file.name.startswith("tokenizer")],
@@ -177,7 +191,14 @@ def test_the_digest_tells_tokenizers_apart_but_not_models(tmp_path: Path, pair: 
 
 @pytest.mark.parametrize(
     ("generation", "text", "expected"),
-    [({"eos_token_id": [5, 6]}, 7, (5, 6)), ({"eos_token_id": 5}, 7, (5,)), ({}, 7, (7,)), ({}, None, (317,))],
+    [
+        ({"eos_token_id": [5, 6]}, 7, (5, 6)),
+        ({"eos_token_id": 5}, 7, (5,)),
+        ({}, 7, (7,)),
+        ({}, None, (317,)),
+        ({"eos_token_id": -1}, 7, ()),
+        ({"eos_token_id": [2**40, 6]}, 7, (6,)),
+    ],
 )
 def test_end_tokens_come_from_the_nearest_source(
     pair: Pair, tmp_path: Path, generation: dict[str, Any], text: int | None, expected: tuple[int, ...]
@@ -185,7 +206,7 @@ def test_end_tokens_come_from_the_nearest_source(
     path = shutil.copytree(pair.path, tmp_path / "copy")
     text_config = json.loads((path / "config.json").read_text())["text_config"] | {"eos_token_id": text}
     edit_json(path / "config.json", text_config=text_config)
-    (path / "generation_config.json").write_text(json.dumps(generation))
+    (path / GENERATION).write_text(json.dumps(generation))
     assert load_model(str(path)).info.eos_token_ids == expected
 
 
@@ -283,7 +304,7 @@ def test_what_a_checkpoint_says_of_sampling(
     pair: Pair, tmp_path: Path, changes: dict[str, Any], defaults: SamplingDefaults
 ) -> None:
     path = shutil.copytree(pair.path, tmp_path / "model")
-    edit_json(path / "generation_config.json", **changes)
+    edit_json(path / GENERATION, **changes)
     assert load_model(str(path)).info.sampling_defaults == defaults
 
 

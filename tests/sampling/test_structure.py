@@ -332,6 +332,12 @@ def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.Monk
         STRUCTURES.open(SamplingParams(choice=("a",)))
 
 
+def test_a_model_without_an_end_of_text_keeps_to_no_structure() -> None:
+    """The parser's own choice of an end is none to the model, which would write on behind it."""
+    with pytest.raises(InvalidRequest, match="no token that ends a text"):
+        Structures(BACKEND, VOCAB, ()).open(SamplingParams(choice=("a", "b")))
+
+
 def test_what_other_texts_took_is_nothing_to_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts look at many texts that never come to be, and each has states of its own."""
     monkeypatch.setattr("slipstream.sampling.grammar.MAX_STATES", 200)
