@@ -70,7 +70,10 @@ def check_kind(name: str, value: object, kind: type) -> None:
 
 
 def own_number(value: object) -> object:
-    """A number of NumPy's as Python's own, as those of tables and of its random generators are; all else as it is."""
+    """A number or a truth of NumPy's as Python's own, as those of tables and of its random generators are; all else as
+    it is."""
+    if getattr(value, "dtype", None) == "bool" and getattr(value, "ndim", None) == 0:
+        return bool(value)
     if isinstance(value, Real) and not isinstance(value, int | float):
         return int(value) if isinstance(value, Integral) else float(value)
     return value

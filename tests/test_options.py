@@ -104,6 +104,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
     numbers = {"num_frames": np.int64(8), "seed": np.uint32(7), "alpha": np.float32(0.5), "temperature": np.float64(1)}
     given = CaptionOptions.from_mapping(numbers)
     assert given == CaptionOptions(num_frames=8, seed=7, alpha=0.5, temperature=1.0)
+    assert CaptionOptions(gate=np.bool_(False)).given() == {"gate": False}
     assert json.loads(json.dumps(given.given())) == given.given()
     with pytest.raises(InvalidRequest, match="must be a whole number"):
         CaptionOptions.from_mapping({"num_frames": np.float32(8.5)})

@@ -17,6 +17,7 @@ from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, Job
 from slipstream.archive.quality import Norms
 from slipstream.archive.queue import JobState, UnknownBatch
 from slipstream.client.connection import Connection, closing_told
+from slipstream.config import own_number
 from slipstream.errors import (
     InvalidConfig,
     InvalidRequest,
@@ -149,9 +150,10 @@ class ArchiveClient:
     async def list_batches(self, limit: int) -> list[Batch]:
         """The caller's batches, the latest first. Raises `InvalidRequest` for a limit that is no whole number from 1 to
         `MOST_BATCHES`."""
-        if type(limit) is not int or not 0 < limit <= MOST_BATCHES:
+        number = own_number(limit)
+        if type(number) is not int or not 0 < number <= MOST_BATCHES:
             raise InvalidRequest(f"limit must be a whole number from 1 to {MOST_BATCHES}, not {limit!r}")
-        answer = await self._ask(lambda archive: archive.ListBatches, archive_pb2.ListBatchesRequest(limit=limit))
+        answer = await self._ask(lambda archive: archive.ListBatches, archive_pb2.ListBatchesRequest(limit=number))
         return [codec.read_batch(batch) for batch in answer.batches]
 
     async def cancel(self, batch: str) -> Batch:

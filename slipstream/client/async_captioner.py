@@ -12,7 +12,6 @@ from typing import Generic, Self, TypeVar
 from slipstream.client.batch_handles import AsyncArchive
 from slipstream.client.caption_client import (
     CAPTION_TIMEOUT_S,
-    MAX_TIMEOUT_S,
     RESUME_WAIT_S,
     Video,
     caption_events,
@@ -57,11 +56,11 @@ with_keywords = keywords_of(
 
 def _limit(call: CaptionCall | DocumentCall | FilmCall) -> float:
     """Seconds; of one without a limit very many. Raises `InvalidRequest`, also for a name that is none."""
-    check_seconds("timeout_s", call.timeout_s)
+    limit_s = check_seconds("timeout_s", call.timeout_s)
     if not isinstance(call.request_id, str | None):
         raise InvalidRequest(f"request_id must be text, not {call.request_id!r}")
     check_unicode("request_id", call.request_id)
-    return min(call.timeout_s, MAX_TIMEOUT_S)
+    return limit_s
 
 
 # -- streams ----------------------------------------------------------------------------------------------------------

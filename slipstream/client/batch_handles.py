@@ -48,10 +48,9 @@ class SubmitKeywords(CallOptions):
         """The batch to open. Raises `InvalidRequest` for a priority that there is not, and for what must be text."""
         if self.priority not in list(Priority):
             raise InvalidRequest(f"priority {self.priority!r} is unknown; choose one of {', '.join(Priority)}")
-        for name, text in (
-            ("key", self.key),
-            *(("metadata", text) for both in dict(self.metadata or {}).items() for text in both),
-        ):
+        if not isinstance(metadata := self.metadata or {}, Mapping):
+            raise InvalidRequest(f"metadata must be texts by their names, as in a dict, not {metadata!r}")
+        for name, text in (("key", self.key), *(("metadata", text) for both in metadata.items() for text in both)):
             check_text(name, text)
         return BatchOptions(self.key, self.asked().given(), self.metadata, Priority(self.priority))
 
@@ -68,6 +67,8 @@ def make_item(video: BatchVideo) -> BatchItem:
     if not isinstance(video, str | os.PathLike | RemotePath):
         raise InvalidRequest(f"a video of a batch is a path, an address or a BatchItem, not {type(video).__name__}")
     path = video.path if isinstance(video, RemotePath) else os.fspath(video)
+    if not isinstance(path, str):
+        raise InvalidRequest(f"the path of a video must be text, not {path!r}")
     if not is_sendable(path):
         raise InvalidRequest(f"the path {path!r} is not valid UTF-8")
     is_here = not isinstance(video, RemotePath) and not is_url(path)
@@ -229,6 +230,8 @@ class AsyncArchive:
         """`submit`, of keywords that are gathered already."""
         if isinstance(videos, str | os.PathLike | RemotePath | BatchItem):
             raise InvalidRequest(f"several videos are handed in at once: give a list, such as [{videos!r}]")
+        if not isinstance(videos, Iterable):
+            raise InvalidRequest(f"several videos are handed in at once, in a list or the like, not {videos!r}")
         client = ArchiveClient(await self._connect())
         submitted = await client.submit_all(keywords.batch(), map(make_item, videos))
         return AsyncBatchHandle(self._connect, submitted.batch_id, submitted)

@@ -1,7 +1,6 @@
 """The gateway's client: one caption as a stream of plain events."""
 
 import asyncio
-import math
 import os
 import re
 import stat
@@ -15,7 +14,7 @@ from typing import Any, BinaryIO, Protocol, cast
 import grpc
 
 from slipstream.client.connection import CONNECT_S, Connection, closing_told
-from slipstream.config import check_unicode
+from slipstream.config import check_text, own_number
 from slipstream.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -68,12 +67,17 @@ def check_video(video: Video) -> None:
         UnreadableVideo: it is empty, no regular file, or must not be read.
     """
     if isinstance(video, str | os.PathLike):
-        _check_file(Path(video))
+        path = os.fspath(video)
+        if not isinstance(path, str):
+            raise InvalidRequest(f"the path of a video must be text, not {path!r}")
+        _check_file(Path(path))
     elif isinstance(video, _IN_MEMORY):
         if not len(video):
             raise UnreadableVideo("the video has no bytes")
     elif isinstance(video, RemotePath):
-        check_unicode("path", video.path)
+        check_text("path", video.path)
+        if not video.path:  # which would ask for the upload of nothing
+            raise InvalidRequest("the path of a file of the gateway's is empty")
     elif not callable(getattr(video, "read", None)):
         raise InvalidRequest(f"a video is a path, bytes or a binary file, not {type(video).__name__}")
 
@@ -178,10 +182,12 @@ RESUME_WAIT_S = 30.0
 FIRST_PAUSE_S = 0.25
 
 
-def check_seconds(name: str, value: float) -> None:
-    """Raises `InvalidRequest` for what is no time limit."""
-    if not isinstance(value, int | float) or math.isnan(value):
+def check_seconds(name: str, value: float) -> float:
+    """The time limit, at most `MAX_TIMEOUT_S`. Raises `InvalidRequest` for what is none."""
+    seconds = own_number(value)
+    if not isinstance(seconds, int | float) or seconds != seconds:
         raise InvalidRequest(f"{name} must be a number of seconds, not {value!r}; math.inf is no limit")
+    return min(seconds, MAX_TIMEOUT_S)
 
 
 @dataclass
@@ -342,7 +348,7 @@ async def caption_events(
     check_video(video)
     path = video.path if isinstance(video, RemotePath) else ""
     first = options_message(options, path=path, request_id=request_id)
-    asking = _Asking(connection, video, first, timeout_s, resume_wait_s)
+    asking = _Asking(connection, video, first, timeout_s, check_seconds("resume_wait_s", resume_wait_s))
     while True:
         async with aclosing(asking.events()) as events:
             async for event in events:

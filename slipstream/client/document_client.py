@@ -9,6 +9,7 @@ import grpc
 
 from slipstream.client.caption_client import RemotePath, Upload, Video, call_failure, check_video
 from slipstream.client.connection import Connection, closing_told
+from slipstream.config import own_number
 from slipstream.documents.messages import DocumentRequest, PageDraft
 from slipstream.documents.reading import DocumentEvent, DocumentOptions
 from slipstream.errors import (
@@ -50,7 +51,8 @@ class DocumentCall(CallOptions):
 
     def document(self) -> DocumentOptions:
         """All that the gateway is asked. Raises `InvalidRequest`."""
-        request = DocumentRequest(self.pages, self.dpi, self.ocr_dpi, self.pictures, self.text_layer)
+        told: list[Any] = [own_number(value) for value in (self.dpi, self.ocr_dpi, self.pictures, self.text_layer)]
+        request = DocumentRequest(self.pages, *told)
         return DocumentOptions(request, self.surface, self.asked(), self.stage, self.ocr).check()
 
 

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from slipstream.config import check_kind, check_text
 from slipstream.documents.messages import MAX_DPI, MIN_DPI, DocumentLimits, DocumentRequest
 from slipstream.errors import InvalidRequest, LimitExceeded
 
@@ -63,8 +64,12 @@ def _parse_range(part: str, num_pages: int) -> range:
 
 
 def check_request(request: DocumentRequest) -> None:
-    """Raises InvalidRequest for resolutions that are not served."""
+    """Raises InvalidRequest for resolutions that are not served, and for what is of another type."""
+    check_text("pages", request.pages)
+    check_kind("pictures", request.pictures, bool)
+    check_kind("text_layer", request.text_layer, bool)
     for name, dpi in (("dpi", request.dpi), ("ocr_dpi", request.ocr_dpi or MIN_DPI)):
+        check_kind(name, dpi, int)
         if not MIN_DPI <= dpi <= MAX_DPI:
             raise InvalidRequest(f"{name} is {dpi}; ask for {MIN_DPI} to {MAX_DPI}")
 

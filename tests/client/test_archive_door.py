@@ -199,6 +199,17 @@ def test_items_of_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for other in (b"\0\0\0 ftyp", io.BytesIO(), None):
         with pytest.raises(InvalidRequest, match=f"a path, an address or a BatchItem, not {type(other).__name__}"):
             make_item(other)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="the path of a video must be text, not PosixPath"):
+        make_item(slipstream.RemotePath(tmp_path))  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_handed_in() -> None:
+    with slipstream.connect("127.0.0.1:1") as captioner:
+        for videos in (None, 3):
+            with pytest.raises(InvalidRequest, match="in a list or the like, not"):
+                captioner.archive.submit(videos)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="metadata must be texts by their names, as in a dict"):
+            captioner.archive.submit(["/a.mp4"], metadata=["a"])  # type: ignore[arg-type]
 
 
 # -- results as they come ---------------------------------------------------------------------------------------------

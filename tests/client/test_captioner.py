@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+import numpy as np
 import pytest
 
 import slipstream
@@ -183,6 +184,50 @@ def test_how_it_is_asked_is_checked_at_once(captioner: Captioner, said: dict[str
         captioner.caption_segments(b"video", segments="fixed:1s", **said)
     with pytest.raises(InvalidRequest, match="resume_wait_s must be a number of seconds, not None"):
         captioner.stream(b"video", resume_wait_s=None)  # type: ignore[arg-type]
+
+
+def test_how_it_is_asked_may_be_in_numbers_of_numpy(captioner: Captioner, video: Path) -> None:
+    for seconds in (np.float32(30), np.int64(30), 10**400):
+        assert captioner.caption(video, timeout_s=seconds, resume_wait_s=seconds, gate=np.bool_(False)).text == TEXT
+
+
+class _BytesPath:
+    def __fspath__(self) -> bytes:
+        return b"a.mp4"
+
+
+@pytest.mark.parametrize(
+    ("video", "complaint"),
+    [
+        (slipstream.RemotePath(cast(str, Path("/a.mp4"))), "path must be text, not PosixPath"),
+        (slipstream.RemotePath(cast(str, None)), "path must be text, not None"),
+        (slipstream.RemotePath(""), "the path of a file of the gateway's is empty"),
+        (_BytesPath(), "the path of a video must be text, not b'a.mp4'"),
+    ],
+)
+def test_what_is_no_path_of_a_video(captioner: Captioner, video: Any, complaint: str) -> None:
+    for ask in (captioner.stream, captioner.read_document):
+        with pytest.raises(InvalidRequest, match=complaint):
+            ask(video)
+    with pytest.raises(InvalidRequest, match=complaint):
+        captioner.caption_segments(video, segments="fixed:1s")
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        ({"pages": 3}, "pages must be text, not 3"),
+        ({"dpi": 100.5}, "dpi must be a whole number, not 100.5"),
+        ({"ocr_dpi": "100"}, "ocr_dpi must be a whole number, not '100'"),
+        ({"pictures": "yes"}, "pictures must be true or false, not 'yes'"),
+        ({"text_layer": 1}, "text_layer must be true or false, not 1"),
+    ],
+)
+def test_how_a_document_is_asked_about_is_checked_at_once(
+    captioner: Captioner, said: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=complaint):
+        captioner.read_document(b"%PDF", **said)
 
 
 class _BadFile:
