@@ -59,8 +59,8 @@ class Columns:
     """Options of this row, a struct; what is null is not given."""
 
     def rows_of(self, table: Any) -> "list[Row]":
-        """Of an Arrow table. Raises `InvalidConfig` for a column that it lacks, or has and must not have, and for a row
-        without a source."""
+        """Of an Arrow table. Raises `InvalidConfig` for a column that it lacks, or has and must not have, or that holds
+        something else, and for a row without a source."""
         if taken := [name for name in ANSWERS if name in table.column_names]:
             raise InvalidConfig(f"the dataset has a column {taken[0]!r} already: drop or rename it")
         names = [name for name in (self.source, self.content, self.options) if name]
@@ -69,6 +69,10 @@ class Columns:
         rows = table.select(names).to_pylist()
         if any(said[self.source] is None for said in rows):
             raise InvalidConfig(f"{self.source!r} is null in a row of the dataset: leave such rows out")
+        for name, kind, wanted in ((self.content, bytes, "the videos' bytes"), (self.options, dict, "structs")):
+            others = (said[name] for said in rows if name and not isinstance(said[name], kind | None))
+            if (other := next(others, None)) is not None:
+                raise InvalidConfig(f"{name!r} must hold {wanted}, and has {type(other).__name__}: {str(other)[:40]!r}")
         return [
             Row(
                 source=str(said[self.source]),

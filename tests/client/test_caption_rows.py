@@ -103,6 +103,25 @@ def test_a_row_names_its_video(tmp_path: Path) -> None:
         actor(tmp_path, Captioner())(pyarrow.table({"source": ["a.mp4", None]}))
 
 
+@pytest.mark.parametrize(
+    ("columns", "value", "complaint"),
+    [
+        (
+            Columns(content="c"),
+            "/videos/other.mp4",
+            "'c' must hold the videos' bytes, and has str: '/videos/other.mp4'",
+        ),
+        (Columns(options="c"), '{"seed": 1}', "'c' must hold structs, and has str: "),
+        (Columns(options="c"), 3, "'c' must hold structs, and has int: '3'"),
+    ],
+)
+def test_a_column_of_something_else_is_refused(tmp_path: Path, columns: Columns, value: Any, complaint: str) -> None:
+    captioner = Captioner()
+    with pytest.raises(InvalidConfig, match=complaint):
+        actor(tmp_path, captioner, columns=columns)(pyarrow.table({"source": ["a", "b"], "c": [None, value]}))
+    assert not captioner.asked and not kept(tmp_path)
+
+
 def test_content_and_options_of_a_row(tmp_path: Path) -> None:
     rows = pyarrow.table({"path": ["a", "b"], "bytes": [b"1", b"2"], "how": [{"seed": 4}, {"seed": None}]})
     columns = Columns(source="path", content="bytes", options="how")
