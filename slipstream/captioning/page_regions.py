@@ -15,6 +15,7 @@ from slipstream.frame_size import FrameSize
 from slipstream.logs import get_logger
 from slipstream.messages import Caption, StageChange
 from slipstream.options import CaptionOptions
+from slipstream.sampling.params import STRUCTURES
 
 SPARE_TOKENS = 16
 """That a region may have beyond one for each byte that the reader saw there: a target may lose itself in a picture."""
@@ -85,10 +86,12 @@ class PageRegions:
 
 
 def _region_plan(plan: CaptionPlan, region: ReadableRegion) -> CaptionPlan:
-    """As the page's, with what the reader says of the region as its hint."""
+    """As the page's, with what the reader says of the region as its hint. It is free text of any length: what is asked
+    of the page's form says nothing of what stands in a part of it."""
     most_tokens = min(plan.options.max_new_tokens, len(region.text.encode()) + SPARE_TOKENS)
-    options = CaptionOptions(prediction=(region.text,), max_new_tokens=most_tokens, trace=False)
-    return replace(plan.named(f"-r{region.place}"), options=options.over(plan.options))
+    options = CaptionOptions(prediction=(region.text,), max_new_tokens=most_tokens, min_new_tokens=0, trace=False)
+    options = options.over(plan.options).without(*STRUCTURES)
+    return replace(plan.named(f"-r{region.place}"), options=options, sampling=options.sampling)
 
 
 def _counted(facts: RegionStage, caption: Caption, seconds: float) -> RegionStage:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from random import Random
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -88,10 +88,10 @@ class World:
                 self.steps.pop(choose.randrange(len(self.steps))).set()
 
 
-async def read_all(world: World, seed: int) -> tuple[str, ...]:
+async def read_all(world: World, seed: int, plan: CaptionPlan = PLAN) -> tuple[str, ...]:
     driving, before = asyncio.create_task(world.drive(Random(seed))), asyncio.all_tasks()
     try:
-        return await world.regions.read_all(world.draft, world.texts, PLAN)
+        return await world.regions.read_all(world.draft, world.texts, plan)
     finally:
         assert asyncio.all_tasks() - before == {driving} - before and not world.in_work
         driving.cancel()
@@ -131,6 +131,16 @@ async def test_a_region_is_asked_for_as_its_page_with_its_own_words_as_the_hint(
         assert plan.options.prediction == (world.texts[number],) and plan.hints is not None
         assert plan.method == PLAN.method and plan.tolerance == PLAN.tolerance and plan.options.tolerance == 0.75
     assert [plan.options.max_new_tokens for plan in world.plans.values()] == [len("drafted") + SPARE_TOKENS, 100]
+
+
+@pytest.mark.parametrize("form", [{"regex": "{.*}", "temperature": 0.5}, {"min_new_tokens": 90, "seed": 3}])
+async def test_the_form_of_a_page_is_not_asked_of_its_regions(form: dict[str, Any]) -> None:
+    world = World(["read"])
+    await read_all(world, 0, make_plan(CaptionOptions(method="hints", num_frames=1, **form), CONFIG))
+    (plan,) = world.plans.values()
+    assert not plan.sampling.is_structured and plan.sampling.min_new_tokens == 0
+    assert (plan.sampling.temperature, plan.sampling.seed) == (form.get("temperature", 0), form.get("seed", 0))
+    assert plan.options.sampling == plan.sampling
 
 
 async def test_a_page_that_has_ended_leaves_no_region_in_work() -> None:
