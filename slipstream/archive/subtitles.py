@@ -77,7 +77,8 @@ def segment_cue(start_s: float, end_s: float, texts: Sequence[str]) -> Cue:
     """One cue for a segment, a line for each of its texts, at its times; those before 0, which a file may have, are 0,
     and none is empty."""
     start_ms = max(round(start_s * MS_PER_S), 0)
-    lines = filter(None, (" ".join(_visible(text).split()) for text in texts))
+    words = ((_visible(word) for word in text.split()) for text in texts)  # a tab is a control character, too
+    lines = filter(None, (" ".join(filter(None, of_one)) for of_one in words))
     return Cue(start_ms, max(round(end_s * MS_PER_S), start_ms + 1), "\n".join(lines))
 
 

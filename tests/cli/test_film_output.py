@@ -102,9 +102,12 @@ def test_times_before_zero_and_segments_without_length_are_cues_all_the_same() -
 
 
 def test_every_answer_about_a_segment_has_a_line() -> None:
-    cues = [segment_cue(0, 1, ["A dog\n\nruns.", "\x01", "", "Yes."]), segment_cue(1, 2, ["\x01"])]
-    assert srt_of(cues) == "1\n00:00:00,000 --> 00:00:01,000\nA dog runs.\nYes.\n"
-    assert vtt_of(cues, "NOTE").endswith("01.000\nA dog runs.\nYes.\n")
+    cues = [
+        segment_cue(0, 1, ["A dog\n\n\x07 runs.", "\x01", "", "Ye\x01s,\tno\x0bmore."]),
+        segment_cue(1, 2, ["\x01"]),
+    ]
+    assert srt_of(cues) == "1\n00:00:00,000 --> 00:00:01,000\nA dog runs.\nYes, no more.\n"
+    assert vtt_of(cues, "NOTE").endswith("01.000\nA dog runs.\nYes, no more.\n")
 
 
 def test_a_text_that_is_not_of_the_segments_own_frames_says_so() -> None:
