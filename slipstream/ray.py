@@ -30,6 +30,7 @@ from slipstream.errors import (
     Overloaded,
     ServiceUnavailable,
     SlipstreamError,
+    UnreadableVideo,
     VersionMismatch,
 )
 from slipstream.messages import Caption
@@ -195,7 +196,8 @@ class CaptionRows:
             return error
 
     def _caption(self, info: GatewayInfo | SlipstreamError, row_id: str, row: Row) -> JobRecord:
-        """DONE; FAILED: the row is at fault; DEAD: it is given up, and the next start tries it again."""
+        """DONE; FAILED: the row is at fault; DEAD: it is given up, and the next start tries it again, as where its file
+        cannot be read on this machine now."""
         began_s, asked, result, error = time.time(), CaptionOptions(), "", None
         try:
             asked = CaptionOptions.from_mapping(row.options).over(CaptionOptions.from_mapping(self._stage.options))
@@ -205,12 +207,13 @@ class CaptionRows:
             result = write_result(caption, _receipt(row.video, caption, info))
         except SlipstreamError as told:
             error = told
-        failed = JobState.FAILED if isinstance(error, InvalidRequest) else JobState.DEAD
+        is_file_at_fault = isinstance(error, UnreadableVideo) and row.content is None
+        is_at_fault = isinstance(error, InvalidRequest) and not is_file_at_fault
         return JobRecord(
             job_id=row_id,
             batch_id=BATCH,
             custom_id=item_name(row.source),
-            state=JobState.DONE if error is None else failed,
+            state=JobState.DONE if error is None else JobState.FAILED if is_at_fault else JobState.DEAD,
             payload=write_job(JobPayload(row.source, asked.given(), "")),
             result=result,
             error=str(error or ""),

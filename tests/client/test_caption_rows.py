@@ -21,13 +21,13 @@ from slipstream.archive.result_files import LINES, TABLE, read_block, survey
 from slipstream.archive.result_table import digest_of
 from slipstream.archive.results_folder import ResultsFolder
 from slipstream.archive.row_parts import RowParts
-from slipstream.client.caption_client import RemotePath
+from slipstream.client.caption_client import RemotePath, check_video
 from slipstream.client.sync_captioner import run_in_background
 from slipstream.errors import (
     InvalidConfig,
     Overloaded,
     ServiceUnavailable,
-    UnreadableVideo,
+    UnreadableMedia,
     VersionMismatch,
     VideoNotFound,
 )
@@ -153,7 +153,7 @@ def test_two_actors_with_one_batch_keep_one_of_its_captions(tmp_path: Path) -> N
 
 
 def test_rows_that_fail_are_marked(tmp_path: Path) -> None:
-    errors = {"broken": UnreadableVideo("no video"), "missing": VideoNotFound("no such file")}
+    errors = {"broken": UnreadableMedia("no video"), "missing": VideoNotFound("no such file")}
 
     def fail(video: str) -> None:
         if video in errors:
@@ -170,6 +170,23 @@ def test_rows_that_fail_are_marked(tmp_path: Path) -> None:
     states = actor(tmp_path, later)(table("broken", "missing", "good")).column("caption_state").to_pylist()
     assert states == ["failed", "done", "done"] and later.asked == {"missing": 1}
     assert Counter(job.source for job in kept(tmp_path)) == {"broken": 1, "good": 1, "missing": 1}
+
+
+def test_a_file_that_cannot_be_read_now_is_tried_again(tmp_path: Path) -> None:
+    video = tmp_path / "a.mp4"
+    video.symlink_to(video)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+
+    def states(rows: Any, columns: Columns | None = None) -> Any:
+        return actor(folder, Captioner("a", check_video), columns=columns)(rows).column("caption_state").to_pylist()
+
+    assert states(table(str(video))) == ["dead"] and not kept(folder)
+    video.unlink()
+    video.write_bytes(b"video")
+    assert states(table(str(video))) == ["done"]
+    empty = pyarrow.table({"source": ["b"], "bytes": [b""]})
+    assert states(empty, Columns(content="bytes")) == ["failed"], "which no machine can read"
 
 
 def test_an_option_that_is_wrong_fails_its_row(tmp_path: Path) -> None:
@@ -201,7 +218,7 @@ def test_what_was_made_while_the_gateway_became_another_is_given_up(tmp_path: Pa
 
     def restart(video: Any) -> None:
         if video == "broken":
-            raise UnreadableVideo("no video")
+            raise UnreadableMedia("no video")
         if video == "b":
             captioner.target = "another"
 
