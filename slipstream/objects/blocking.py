@@ -132,6 +132,16 @@ def place_of(text: str) -> str:
     return str(ObjectUrl.parse(text)) if is_remote_object(text) else os.path.realpath(local_path(text))
 
 
+def real_path(path: Path) -> Path:
+    """Absolute and without links, also of what is not there yet. Raises `InvalidConfig` for links in a circle."""
+    try:
+        os.path.realpath(path, strict=True)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise InvalidConfig(f"{path}: its links lead in a circle") from None
+    return Path(os.path.realpath(path))
+
+
 def objects_below(text: str) -> Iterator[ObjectFacts]:
     """Those of a folder's address. Raises the same."""
     prefix = ObjectUrl.parse(text)

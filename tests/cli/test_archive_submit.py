@@ -161,6 +161,22 @@ def test_an_output_that_takes_no_files_is_told_before_anything_is_handed_in(
     assert submit(archive, folder / "b.mp4", "--output", folder / "deep" / "yet" / "to be", "--format", "srt") == 0
 
 
+def test_links_in_a_circle_are_told(archive: FakeArchive, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "circle").symlink_to("back")
+    (folder / "back").symlink_to("circle")
+    circle, video = folder / "circle", folder / "b.mp4"
+    for words in (
+        [folder, "--root", circle],
+        [circle / "*.mp4"],
+        [video, "--output", circle],
+        [video, "--output", circle / "a.jsonl"],
+        [video, "--output", circle, "--format", "vtt"],
+    ):
+        assert submit(archive, *words) == 2
+        assert "/circle" in (told := capsys.readouterr().err) and "its links lead in a circle" in told
+    assert not archive.batches and circle.is_symlink()
+
+
 def test_names_that_are_no_custom_id_get_one(archive: FakeArchive, tmp_path: Path) -> None:
     folder = tmp_path.joinpath(*(["x" * 100] * 3))
     folder.mkdir(parents=True)

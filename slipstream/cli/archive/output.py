@@ -37,7 +37,7 @@ from slipstream.cli.archive.parquet_file import check_parquet, parquet_writer
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.documents.output import markdown_page
 from slipstream.errors import InvalidConfig
-from slipstream.objects.blocking import blocking_store, place_of, writing, writing_bytes
+from slipstream.objects.blocking import blocking_store, place_of, real_path, writing, writing_bytes
 from slipstream.objects.store import ObjectUrl, is_object_url
 
 STDOUT = "-"
@@ -102,7 +102,7 @@ def check_output(output: str, form: Format) -> None:
         check_file(path)
     elif path.exists() and not path.is_dir():
         raise InvalidConfig(f"cannot write {form} files into {output}: it is no folder")
-    elif not _takes_files(path if path.exists() else path.resolve().parent):
+    elif not _takes_files(path if path.exists() else real_path(path).parent):
         raise InvalidConfig(f"cannot write {form} files into {output}: its folder takes none")
 
 
@@ -110,9 +110,9 @@ def check_file(path: Path) -> None:
     """The same of one file on this machine."""
     if path.exists() and not path.is_file():
         raise InvalidConfig(f"cannot write {path}: it is no regular file")
-    if not path.resolve().parent.is_dir():
+    if not real_path(path).parent.is_dir():
         raise InvalidConfig(f"cannot write {path}: its folder does not exist")
-    if not _takes_files(path.resolve().parent):
+    if not _takes_files(real_path(path).parent):
         raise InvalidConfig(f"cannot write {path}: its folder takes no files")
 
 
@@ -194,7 +194,7 @@ def _object_folder(folder: ObjectUrl, form: Format) -> Iterator[Write]:
 
 @contextmanager
 def _folder(folder: Path, form: Format) -> Iterator[Write]:
-    base = folder.resolve()
+    base = real_path(folder)
     extension = f".{form}"
 
     def write(job: Job, parts: Sequence[JobPart]) -> None:
@@ -202,7 +202,7 @@ def _folder(folder: Path, form: Format) -> Iterator[Write]:
         path = base / safe_name(job.custom_id, extension)
         with _named_failure(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.parent.resolve().is_relative_to(base):
+        if not real_path(path.parent).is_relative_to(base):
             raise InvalidConfig(f"cannot write {path}: a link leads out of {folder}")
         with replacing(path) as file:
             file.write(content)
@@ -251,7 +251,7 @@ def replacing(path: Path, keep_empty: bool = True) -> Iterator[TextIO]:
 @contextmanager
 def replacing_bytes(path: Path, keep_empty: bool = True) -> Iterator[IO[bytes]]:
     """The same of a file that is no text."""
-    final = path.resolve()
+    final = real_path(path)
     told = os.fsdecode(os.fsencode(final.name)[-NAMED_BYTES:])  # its end: results and errors begin alike
     part = final.with_name(f".{told}.{os.getpid()}.part")
     with _named_failure(path):

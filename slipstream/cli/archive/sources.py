@@ -18,7 +18,7 @@ from slipstream.cli.archive.manifests import READERS, BadRow, check_manifest, re
 from slipstream.client.batch_handles import is_url, item_name
 from slipstream.config import is_sendable
 from slipstream.errors import InvalidConfig, InvalidRequest, VideoNotFound
-from slipstream.objects.blocking import objects_below, open_file
+from slipstream.objects.blocking import objects_below, open_file, real_path
 from slipstream.objects.store import ObjectUrl, is_remote_object
 from slipstream.options import CaptionOptions
 
@@ -93,7 +93,7 @@ class Sources:
         names = {
             self._stdin_digest if word == STDIN else word if is_url(word) else _absolute(word) for word in self.words
         }
-        return sorted(names | {f"root {self.root.resolve()}"} if self.root else names)
+        return sorted(names | {f"root {real_path(self.root)}"} if self.root else names)
 
     def __iter__(self) -> Iterator[BatchItem]:
         for word in self.words:
@@ -149,7 +149,7 @@ class Sources:
         """What its relative paths are below."""
         if self.root is None and is_remote_object(manifest):
             return ObjectUrl.parse(manifest.rpartition("/")[0])
-        return (self.root or (Path() if manifest == STDIN else Path(manifest).parent)).resolve()
+        return real_path(self.root or (Path() if manifest == STDIN else Path(manifest).parent))
 
     def _objects(self, word: str) -> Iterator[BatchItem]:
         """Those below a folder of a bucket, named relative to it; hidden ones are left out."""
@@ -161,13 +161,13 @@ class Sources:
 
     def _files(self, word: str) -> Iterator[BatchItem]:
         if os.path.isdir(word):
-            base = Path(word).resolve()
+            base = real_path(Path(word))
             yield from self._items(base, _walk(str(base), self._wants, self._skip_bad))
         elif _is_pattern(word):
             base = _fixed_part(word)
             yield from self._items(base, self._matches(word))
         else:
-            base = Path(word).parent.resolve()
+            base = real_path(Path(word).parent)
             yield from self._items(base, iter([str(base / Path(word).name)]))
 
     def _wants(self, name: str) -> bool:
@@ -190,7 +190,7 @@ class Sources:
 
     def _items(self, base: Path, paths: Iterator[str]) -> Iterator[BatchItem]:
         if self.root is not None:
-            base = self.root.resolve()
+            base = real_path(self.root)
         for path in paths:
             custom_id = os.path.relpath(path, base)
             if custom_id.startswith(os.pardir + os.sep):
@@ -225,7 +225,7 @@ def batch_key(
     """Names the same batch for the same command: by where its results go (else what it reads) and what it asks.
     `output`: a path, or an object's address."""
     what = (
-        ["output", str(output.resolve() if isinstance(output, Path) else output)]
+        ["output", str(real_path(output) if isinstance(output, Path) else output)]
         if output is not None
         else ["sources", *names]
     )
@@ -300,10 +300,10 @@ def _fixed_folder(pattern: str) -> str:
 
 
 def _fixed_part(pattern: str) -> Path:
-    return Path(_fixed_folder(pattern)).resolve()
+    return real_path(Path(_fixed_folder(pattern)))
 
 
 def _absolute(word: str) -> str:
     if _is_pattern(word):
         return str(_fixed_part(word) / os.path.relpath(word, _fixed_folder(word)))
-    return str(Path(word).resolve())
+    return str(real_path(Path(word)))
