@@ -1,6 +1,7 @@
 """`slipstream archive` status, watch, cancel, retry and export against a fake archive."""
 
 import csv
+import errno
 import io
 import json
 import os
@@ -230,6 +231,26 @@ def test_an_export_that_breaks_off_leaves_the_old_file(
     assert ask(archive, "export", batch, "--output", str(output)) == 4
     assert output.read_text() == "old\n"
     assert [path.name for path in tmp_path.glob("*.part")] == []
+
+
+def test_errors_stay_as_they_were_where_results_have_no_room(
+    archive: FakeArchive, batch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out.jsonl"
+    errors = tmp_path / "out.jsonl.errors.jsonl"
+    for path in (output, errors):
+        path.write_text("old\n")
+    place = Path.replace
+
+    def refused(part: Path, final: Path) -> Path:
+        if final == output:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return place(part, final)
+
+    monkeypatch.setattr(Path, "replace", refused)
+    assert ask(archive, "export", batch, "--output", str(output)) == 2
+    assert output.read_text() == errors.read_text() == "old\n"
+    assert [path.name for path in tmp_path.glob(".*.part")] == []
 
 
 def test_only_some_states(archive: FakeArchive, batch: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -356,11 +356,10 @@ async def export(client: ArchiveClient, batch: str, output: Output) -> Counter[s
         await client.get(batch)  # a folder for a batch that there is not would stay empty
     else:
         output = replace(output, norms=await client.norms(batch))
-    with ExitStack() as files:
-        write = files.enter_context(open_writer(output))
+    with ExitStack() as beside, open_writer(output) as write:  # results are in place before errors are
         write_error = None
         if not output.states and output.path != STDOUT:
-            write_error = files.enter_context(open_errors(output.path))
+            write_error = beside.enter_context(open_errors(output.path))
         async with aclosing(client.jobs(batch, asked)) as jobs:
             async for job in jobs:
                 counts[job.state] += 1
