@@ -20,7 +20,7 @@ from slipstream.client.caption_client import RemotePath
 from slipstream.client.connection import Connection
 from slipstream.config import check_text, is_sendable
 from slipstream.errors import InvalidRequest
-from slipstream.objects.store import is_object_url
+from slipstream.objects.store import check_scheme, is_object_url
 from slipstream.options import CallOptions, keywords_of
 
 # -- what is handed in ------------------------------------------------------------------------------------------------
@@ -72,6 +72,8 @@ def make_item(video: BatchVideo) -> BatchItem:
     if not is_sendable(path):
         raise InvalidRequest(f"the path {path!r} is not valid UTF-8")
     is_here = not isinstance(video, RemotePath) and not is_url(path)
+    if is_here:
+        check_scheme(path)
     return BatchItem(item_name(path), os.path.abspath(path) if is_here else path)
 
 

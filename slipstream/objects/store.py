@@ -27,6 +27,7 @@ from slipstream.errors import (
 )
 
 SCHEMES = ("s3", "gs", "az", "file")
+_ADDRESS = re.compile("[a-zA-Z][a-zA-Z0-9+.-]*://")
 CONNECT_S, REQUEST_S, RETRY_S = 10, 60, 60
 MAX_URL_CHARS = 2048
 ALLOW_HTTP = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}
@@ -87,6 +88,12 @@ def path_at(text: str) -> str:
         return text
     path = text.removeprefix("file://")
     return path if "%00" in path else unquote(path)
+
+
+def check_scheme(source: str) -> None:
+    """Raises `InvalidRequest` for what is meant as an address and cannot be fetched, such as http://HOST/PATH."""
+    if _ADDRESS.match(source) and not source.startswith("https://") and not is_object_url(source):
+        raise InvalidRequest(f"{source}: an address begins with https://, s3://, gs:// or az://")
 
 
 def is_object_url(text: str) -> bool:

@@ -8,6 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from slipstream.client.batch_handles import make_item
+from slipstream.errors import InvalidRequest
 from tests.cli.fake_archive import FakeArchive
 from tests.cli.test_archive_submit import only_batch, submit
 
@@ -27,6 +29,20 @@ def test_a_manifest_names_options_of_its_own(archive: FakeArchive, tmp_path: Pat
     assert (second.custom_id, second.source, second.sha256) == ("b", "/abs/b.mp4", "ab" * 32)
     assert not second.HasField("caption")
     assert (third.custom_id, third.source) == ("https://example.org/c.mp4",) * 2
+
+
+def test_an_address_that_cannot_be_fetched_is_no_path(
+    archive: FakeArchive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = "http://example.org/a.mp4"
+    (manifest := tmp_path / "list.jsonl").write_text(json.dumps({"source": address}))
+    queried = f"{address}?x=1"
+    for word, told in ((address, address), (queried, queried), (manifest, f"{manifest} line 1: {address}")):
+        assert submit(archive, word) == 2
+        assert f"slipstream: {told}: an address begins with https://, s3://" in capsys.readouterr().err
+    with pytest.raises(InvalidRequest, match="an address begins with https://"):
+        make_item(address)
+    assert not archive.batches
 
 
 def test_a_manifest_on_stdin(archive: FakeArchive, monkeypatch: pytest.MonkeyPatch) -> None:

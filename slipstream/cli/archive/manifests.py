@@ -18,7 +18,7 @@ from slipstream.archive.messages import DOCUMENT_OPTIONS, BatchItem, JobKind, do
 from slipstream.client.batch_handles import LONGEST_NAME, is_url
 from slipstream.config import is_sendable
 from slipstream.errors import InvalidConfig, InvalidRequest
-from slipstream.objects.store import ObjectUrl
+from slipstream.objects.store import ObjectUrl, check_scheme
 from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
 
 LONGEST_LINE = 1024 * 1024
@@ -315,6 +315,7 @@ def item_of(fields: Row, folder: Folder) -> BatchItem:
     source = _text(fields, sources[0])
     if sources[0] == "url" and not is_url(source):
         raise InvalidRequest("url must begin with https://, s3://, gs:// or az://")
+    check_scheme(source)
     options = CaptionOptions.from_mapping({name: value for name, value in fields.items() if name in OPTIONS_BY_NAME})
     _check_texts(options)
     document = {name: fields[name] for name in DOCUMENT_OPTIONS if name in fields}

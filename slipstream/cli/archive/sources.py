@@ -19,7 +19,7 @@ from slipstream.client.batch_handles import is_url, item_name
 from slipstream.config import is_sendable
 from slipstream.errors import InvalidConfig, InvalidRequest, VideoNotFound
 from slipstream.objects.blocking import objects_below, open_file, real_path
-from slipstream.objects.store import ObjectUrl, is_remote_object
+from slipstream.objects.store import ObjectUrl, check_scheme, is_remote_object
 from slipstream.options import CaptionOptions
 
 # -- sources ----------------------------------------------------------------------------------------------------------
@@ -85,8 +85,10 @@ class Sources:
                     check_manifest(content, self._shown(word), self._folder_of(word))
             elif is_remote_object(word):
                 ObjectUrl.parse(word)
-            elif word != STDIN and not _is_pattern(word) and not is_url(word) and not os.path.exists(word):
-                raise VideoNotFound(f"{word}: no such file or folder")
+            elif word != STDIN and not is_url(word) and not os.path.exists(word):
+                check_scheme(word)
+                if not _is_pattern(word):
+                    raise VideoNotFound(f"{word}: no such file or folder")
 
     def names(self) -> list[str]:
         """What the words mean, wherever the command runs: for the digest that finds the batch again."""
