@@ -117,6 +117,7 @@ def read_item(item: BatchItem, number: int, batch: BatchPayload, priority: Prior
     try:
         if kind is JobKind.DOCUMENT:
             job.merged_document(batch)
+        item.check_reading()
         cost, rejection = _read_cost(item, batch, config), ""
     except SlipstreamError as error:
         cost, rejection = 1, str(error)

@@ -112,6 +112,17 @@ class BatchItem:
     num_bytes: int | None = None
     """Of the source, where a listing or a manifest says so. For estimates: a gateway is not told."""
 
+    @property
+    def is_document(self) -> bool:
+        """Said to be one, or by the source's extension."""
+        return (self.kind or kind_of(self.source)) is JobKind.DOCUMENT
+
+    def check_reading(self) -> None:
+        """Raises `InvalidRequest` where it is said of a video how it is read."""
+        if self.document and not self.is_document:
+            name = next(iter(self.document))
+            raise InvalidRequest(f"{name} is of documents, and this is a video: leave it out, or say kind document")
+
 
 @dataclass(frozen=True)
 class Submitted:

@@ -54,6 +54,11 @@ def test_null_says_nothing_in_any_form() -> None:
     assert "exactly one of source, path and url" in error(b'{"path": null}', "a.jsonl")
 
 
+def test_of_a_key_that_is_given_twice_neither_is_taken() -> None:
+    told = error(b'{"path": "a.mp4"}\n{"path": "b.mp4", "prompt": "why", "path": "c.mp4"}', "a.jsonl")
+    assert told == "a.jsonl line 2: 'path' is given twice; leave one of them"
+
+
 def as_csv(rows: list[dict[str, Any]]) -> bytes:
     names = sorted({name for row in rows for name in row})
     lines = [names, *([_cell(row.get(name)) for name in names] for row in rows)]

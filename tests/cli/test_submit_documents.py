@@ -64,7 +64,12 @@ def test_a_manifest_says_what_differs_for_a_document(
     assert first.document.HasField("text_layer") and not first.document.HasField("dpi")
     assert second.kind == pb.JOB_KIND_DOCUMENT
     capsys.readouterr()
-    for bad, why in (({"kind": "book"}, "kind 'book' is unknown"), ({"pages": 7}, "pages of a document must be")):
+    for bad, why in (
+        ({"kind": "book"}, "kind 'book' is unknown"),
+        ({"pages": 7}, "pages of a document must be"),
+        ({"dpi": 90, "kind": "video"}, "line 1: dpi is of documents, and this is a video: leave it out"),
+        ({"path": "a.mp4", "text_layer": False}, "line 1: text_layer is of documents, and this is a video"),
+    ):
         manifest.write_text(json.dumps({"path": "a.pdf"} | bad))
         assert submit(archive, manifest) == 2
         assert why in capsys.readouterr().err

@@ -53,20 +53,23 @@ async def test_what_is_a_document_and_how_it_is_read(served: Served, client: Arc
         BatchItem("d", "/unnamed", kind=JobKind.DOCUMENT),
         BatchItem("e", "/e.png", kind=JobKind.VIDEO),
         BatchItem("f", "/f.pdf", document={"dpi": 9000}),
+        BatchItem("g", "/g.mp4", document={"pages": "1-2"}),
     ]
     submitted = await client.submit(BatchOptions(document={"dpi": 90, "pages": "1"}), items)
-    assert submitted.num_rejected == 1
+    assert submitted.num_rejected == 2
     records, _ = await served.queue.list_jobs(submitted.batch_id)
     batch = read_batch((await served.queue.get_batch(submitted.batch_id)).options)
     jobs = {record.custom_id: read_job(record.payload) for record in records}
     kinds = [JobKind.DOCUMENT, JobKind.DOCUMENT, JobKind.VIDEO, JobKind.DOCUMENT, JobKind.VIDEO, JobKind.DOCUMENT]
+    kinds += [JobKind.VIDEO]
     assert [job.kind for job in jobs.values()] == kinds
     request = jobs["a"].merged_document(batch).request
     assert (request.pages, request.dpi, request.text_layer) == ("2", 90, False)
     assert jobs["b"].merged_document(batch).request.pages == "1"
-    assert records[-1].state is JobState.FAILED and "dpi is 9000" in records[-1].error
+    assert [record.state for record in records[-2:]] == [JobState.FAILED] * 2
+    assert "dpi is 9000" in records[-2].error and "pages is of documents, and this is a video" in records[-1].error
     assert {job.custom_id: job.kind async for job in client.jobs(submitted.batch_id)} == dict(
-        zip("abcdef", kinds, strict=True)
+        zip("abcdefg", kinds, strict=True)
     )
     with pytest.raises(InvalidRequest, match="dpi is 9"):
         await client.submit(BatchOptions(document={"dpi": 9}), items)

@@ -6,7 +6,6 @@ Each is gone through row by row, so that memory does not grow with their number,
 import csv
 import io
 import json
-import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,30 +13,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from slipstream.archive.messages import DOCUMENT_OPTIONS, BatchItem, JobKind, document_options
-from slipstream.client.batch_handles import LONGEST_NAME, is_url
+from slipstream.archive.messages import DOCUMENT_OPTIONS, BatchItem
+from slipstream.cli.archive.manifest_items import SIZE_KEY, Folder, Row, item_of
 from slipstream.config import is_sendable
 from slipstream.errors import InvalidConfig, InvalidRequest
-from slipstream.objects.store import ObjectUrl, check_scheme
-from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
+from slipstream.options import OPTIONS_BY_NAME
 
 LONGEST_LINE = 1024 * 1024
 """Bytes."""
-SOURCE_KEYS = ("source", "path", "url")
-SIZE_KEY = "size"
-KNOWN_KEYS = frozenset(OPTIONS_BY_NAME) | {"custom_id", "sha256", "kind", SIZE_KEY, *SOURCE_KEYS, *DOCUMENT_OPTIONS}
-SHA256_DIGITS = 64
-MOST_BYTES = 2**63 - 1
 MOST_LINES = 1000
 """That one row of CSV has."""
 _LONGEST_CSV = LONGEST_LINE + len("\r\n")
 ROWS_AT_ONCE = 1000
 NAMED_ROWS = 10
 """Bad ones that a message names."""
-
-Row = dict[str, Any]
-Folder = Path | ObjectUrl
-"""What relative paths of a manifest are below."""
 
 
 @dataclass(frozen=True)
@@ -303,92 +292,20 @@ def _cell(name: str, text: str) -> Any:
         raise InvalidRequest(f"{name} is {text[:40]!r}, which is not {what}") from None
 
 
-def item_of(fields: Row, folder: Folder) -> BatchItem:
-    """The item of one row, in which null says nothing. Raises `InvalidRequest` that says what is wrong with it."""
-    fields = {name: _number(value) for name, value in fields.items() if value is not None}
-    unknown = sorted(fields.keys() - KNOWN_KEYS)
-    if unknown:
-        raise InvalidRequest(f"unknown key {unknown[0]!r}; known are {', '.join(sorted(KNOWN_KEYS))}")
-    sources = [key for key in SOURCE_KEYS if key in fields]
-    if len(sources) != 1:
-        raise InvalidRequest("give exactly one of source, path and url")
-    source = _text(fields, sources[0])
-    if sources[0] == "url" and not is_url(source):
-        raise InvalidRequest("url must begin with https://, s3://, gs:// or az://")
-    check_scheme(source)
-    options = CaptionOptions.from_mapping({name: value for name, value in fields.items() if name in OPTIONS_BY_NAME})
-    _check_texts(options)
-    document = {name: fields[name] for name in DOCUMENT_OPTIONS if name in fields}
-    if document:
-        document_options(document)
-    return BatchItem(
-        custom_id=_custom_id(fields, sources[0]),
-        source=source if is_url(source) else _below(folder, source),
-        caption=options.given(),
-        sha256=_sha256(_text(fields, "sha256")) if "sha256" in fields else "",
-        kind=_kind(_text(fields, "kind")) if "kind" in fields else None,
-        document=document,
-        num_bytes=_num_bytes(fields[SIZE_KEY]) if SIZE_KEY in fields else None,
-    )
-
-
-def _number(value: Any) -> Any:
-    """The whole numbers of a table are floats where one of their column is missing; JSON does not tell 32.0 from 32."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _num_bytes(size: Any) -> int:
-    if type(size) is not int or not 0 <= size <= MOST_BYTES:
-        raise InvalidRequest(f"{SIZE_KEY} must be a number of bytes")
-    return size
-
-
-def _below(folder: Folder, source: str) -> str:
-    """Without steps `.` and `..`: a gateway takes no path and no key that has one."""
-    if isinstance(folder, Path) or source.startswith("/"):
-        return os.path.normpath(os.path.join(str(folder), source))
-    return str(ObjectUrl(folder.root, os.path.normpath(f"/{folder.key}/{source}").lstrip("/")))
-
-
-def _kind(text: str) -> JobKind:
-    if text not in list(JobKind):
-        raise InvalidRequest(f"kind {text!r} is unknown; choose one of {', '.join(JobKind)}")
-    return JobKind(text)
-
-
-def _custom_id(fields: dict[str, Any], source_key: str) -> str:
-    key = "custom_id" if "custom_id" in fields else source_key
-    text = _text(fields, key)
-    if len(text) > LONGEST_NAME or not text.isprintable():
-        raise InvalidRequest(f"{key} is no custom_id, which has at most {LONGEST_NAME} printable characters; give one")
-    return text
+def _named_once(pairs: list[tuple[str, Any]]) -> Row:
+    """An object of JSON. Of a key that is given twice either could be meant."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise InvalidRequest(f"{twice[:40]!r} is given twice; leave one of them")
+    return fields
 
 
 def _json_object(line: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(line.decode("utf-8-sig"))
+        fields = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_named_once)
     except (ValueError, RecursionError):
         raise InvalidRequest("not a JSON object in UTF-8") from None
     if not isinstance(fields, dict):
         raise InvalidRequest("not a JSON object in UTF-8")
     return fields
-
-
-def _text(fields: dict[str, Any], key: str) -> str:
-    value = fields[key]
-    if not isinstance(value, str) or not value or not is_sendable(value):
-        raise InvalidRequest(f"{key} must be a text that is not empty")
-    return value
-
-
-def _sha256(text: str) -> str:
-    if len(text) != SHA256_DIGITS or not set(text.lower()) <= set("0123456789abcdef"):
-        raise InvalidRequest(f"sha256 must be {SHA256_DIGITS} hexadecimal digits")
-    return text.lower()
-
-
-def _check_texts(options: CaptionOptions) -> None:
-    try:
-        json.dumps(options.given(), ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest("a text among the options is not valid Unicode") from None

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from slipstream.archive.messages import Batch, BatchItem, BatchOptions, JobKind, Submitted, kind_of
+from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Submitted
 from slipstream.archive.queue import Priority
 from slipstream.cli.archive.asking import (
     BATCH_PANEL,
@@ -100,7 +100,7 @@ class _Counted:
 
     def __iter__(self) -> Iterator[BatchItem]:
         for item in self.items:
-            self.num_documents += (item.kind or kind_of(item.source)) is JobKind.DOCUMENT
+            self.num_documents += item.is_document
             yield item
 
 
