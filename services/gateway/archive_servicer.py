@@ -21,6 +21,7 @@ from slipstream.rpc.message_limits import IdleLimit, first_of
 from slipstream.rpc.security import current_owner, current_rights
 from slipstream.rpc.tracing import Tracing
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc
+from slipstream.service_info import ModelInfo
 
 WATCH_S = 0.5
 WATCH_RETRY_AFTER_S = 10.0
@@ -82,8 +83,11 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         queue: JobQueue | None,
         stopping: asyncio.Event,
         tracing: Tracing | None = None,
+        target: Callable[[], ModelInfo | None] = lambda: None,
     ) -> None:
+        """`target`: what it serves, as far as that is known."""
         self._config = config
+        self._target = target
         self._tracing = tracing
         self._stopping = stopping
         self._queue_or_none = queue
@@ -102,9 +106,11 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         first = await first_of(stream, "batch", "a submit")
         options = codec.read_batch_options(first.batch)
         owner, rights, config = current_owner(), current_rights(), self._config
-        check_batch(options, config)
+        target = self._target()
+        check_batch(options, config, target)
         check_rights(options, owner, rights, config)
-        submission = Submission(queue, config, owner, options, max_waiting(owner, rights, config), self._tracing)
+        most = max_waiting(owner, rights, config)
+        submission = Submission(queue, config, owner, options, most, self._tracing, target)
         structlog.contextvars.bind_contextvars(batch_id=submission.batch_id)
         async for request in IdleLimit(stream, SUBMIT_IDLE_S, "the submit was ended; hand the same items in again"):
             if request.WhichOneof("message") != "item":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from slipstream.archive.messages import JobPart
-from slipstream.archive.model_runs import ELSEWHERE_S, ModelRuns, check_digest, opened
+from slipstream.archive.model_runs import ModelRuns, check_digest, for_others, opened
 from slipstream.archive.part_keeper import PartKeeper, PartNames
 from slipstream.archive.parts import PartsState
 from slipstream.archive.queue import JobQueue, JobState, Lease, Outcome
@@ -29,7 +29,7 @@ from slipstream.captioning.plan import CaptionPlan
 from slipstream.documents.messages import DocumentFacts
 from slipstream.documents.pages import first_ranges, page_ranges
 from slipstream.documents.reading import PAGE_OPTIONS, DocumentOptions, PageReading
-from slipstream.errors import InvalidConfig, ReaderUnavailable, SlipstreamError
+from slipstream.errors import ReaderUnavailable, SlipstreamError
 from slipstream.rpc.peers import models_of
 from slipstream.service_info import ModelInfo
 from slipstream.time_limits import within_limit
@@ -136,7 +136,7 @@ class DocumentRunner:
     async def run(self, lease: Lease, job: JobPayload, batch: BatchPayload, progress: Callable[[str], None]) -> Outcome:
         """Raises what a worker's handler may."""
         if self._source is None:
-            raise RetryLater("this gateway reads no documents", counted=False, delay_s=ELSEWHERE_S)
+            raise for_others("this gateway reads no documents")
         asked = job.merged_document(batch)
         options = job.page_options(batch).over(PAGE_OPTIONS)
         async with self._models.slots:
@@ -177,8 +177,6 @@ class DocumentRunner:
                     return await anext(pages, None)
             except ReaderUnavailable as error:
                 raise RetryLater(str(error), counted=False) from error
-            except InvalidConfig as error:  # the operator's fault, not the item's
-                raise RetryLater(str(error), counted=False, delay_s=ELSEWHERE_S) from error
 
     async def _keep(self, run: _Run, page: PageReading) -> None:
         await self._models.check_target(run.target)

@@ -27,6 +27,7 @@ from slipstream.logs import get_logger
 from slipstream.options import CaptionOptions
 from slipstream.rpc.security import OwnerRights
 from slipstream.rpc.tracing import Tracing
+from slipstream.service_info import ModelInfo, check_honours
 
 # -- admission --------------------------------------------------------------------------------------------------------
 
@@ -53,8 +54,8 @@ def find_batch_id(owner: str, batch: str) -> str:
     return batch if _BATCH_ID.fullmatch(batch) else batch_id_of(owner, batch)
 
 
-def check_batch(batch: BatchOptions, config: GatewayConfig) -> None:
-    """Raises `InvalidRequest` and what `make_plan` does."""
+def check_batch(batch: BatchOptions, config: GatewayConfig, target: ModelInfo | None = None) -> None:
+    """Raises `InvalidRequest` and what `make_plan` does, and `InvalidConfig` for what the `target` would ignore."""
     if batch.key and not _is_name(batch.key):
         raise InvalidRequest(f"a key must have 1 to {MAX_NAME_CHARS} printable characters")
     if _BATCH_ID.fullmatch(batch.key):
@@ -62,7 +63,7 @@ def check_batch(batch: BatchOptions, config: GatewayConfig) -> None:
     _check_metadata(batch.metadata)
     if batch.document:
         document_options(batch.document)
-    _plan(batch.caption, {}, config)
+    _plan(batch.caption, {}, config, target)
 
 
 def check_rights(batch: BatchOptions, owner: str, rights: OwnerRights, config: GatewayConfig) -> None:
@@ -102,7 +103,14 @@ def cost_of(plan: CaptionPlan, config: GatewayConfig) -> int:
     return max(1, min(math.ceil(max(frames, tokens)), MAX_COST))
 
 
-def read_item(item: BatchItem, number: int, batch: BatchPayload, priority: Priority, config: GatewayConfig) -> JobSpec:
+def read_item(
+    item: BatchItem,
+    number: int,
+    batch: BatchPayload,
+    priority: Priority,
+    config: GatewayConfig,
+    target: ModelInfo | None = None,
+) -> JobSpec:
     """A job; one that cannot run has a rejection. Raises `InvalidRequest` for a name that nothing can be filed under,
     naming the item by its `number` in the stream."""
     if not _is_name(item.custom_id):
@@ -118,27 +126,29 @@ def read_item(item: BatchItem, number: int, batch: BatchPayload, priority: Prior
         if kind is JobKind.DOCUMENT:
             job.merged_document(batch)
         item.check_reading()
-        cost, rejection = _read_cost(item, batch, config), ""
+        cost, rejection = _read_cost(item, batch, config, target), ""
     except SlipstreamError as error:
         cost, rejection = 1, str(error)
     return JobSpec(item.custom_id, write_job(job), priority, rejection, cost)
 
 
-def _read_cost(item: BatchItem, batch: BatchPayload, config: GatewayConfig) -> int:
+def _read_cost(item: BatchItem, batch: BatchPayload, config: GatewayConfig, target: ModelInfo | None) -> int:
     """Raises `SlipstreamError` for an item that cannot run."""
     if not 1 <= len(item.source) <= MAX_SOURCE_CHARS:
         raise InvalidRequest(f"source must have 1 to {MAX_SOURCE_CHARS} characters")
     if item.sha256 and not _SHA256.fullmatch(item.sha256):
         raise InvalidRequest("sha256 must have 64 hexadecimal digits")
-    return cost_of(_plan(item.caption, batch.caption, config), config)
+    return cost_of(_plan(item.caption, batch.caption, config, target), config)
 
 
-def _plan(own: OptionValues, shared: OptionValues, config: GatewayConfig) -> CaptionPlan:
+def _plan(own: OptionValues, shared: OptionValues, config: GatewayConfig, target: ModelInfo | None) -> CaptionPlan:
     if own.get("path") or own.get("request_id"):
         raise InvalidRequest("path and request_id must be empty in the options of a batch; an item names its source")
     plan = make_plan(CaptionOptions.from_mapping(own).over(CaptionOptions.from_mapping(shared)), config)
     if plan.options.logprobs:
         raise InvalidRequest("logprobs must be left out: the archive keeps texts and no tokens")
+    if target is not None:
+        check_honours(target, plan.sampling, logprobs=False)
     if sum(len(text.encode()) for text in plan.options.prediction) > MAX_ITEM_HINT_BYTES:
         raise LimitExceeded(f"the predictions of a job have more than {MAX_ITEM_HINT_BYTES} bytes; give fewer of them")
     return plan
@@ -175,8 +185,11 @@ class Submission:
         options: BatchOptions,
         max_waiting: int,
         tracing: Tracing | None = None,
+        target: ModelInfo | None = None,
     ) -> None:
+        """`target`: what this gateway's serves, where that is known; items that it would not honour cannot run."""
         self._queue = queue
+        self._target = target
         self._config = config
         self._max_waiting = max_waiting
         self._tracing = tracing
@@ -201,7 +214,7 @@ class Submission:
                 f"a batch may have {self._config.max_batch_items} items; split it, or start the gateways with a higher "
                 "--max-batch-items"
             )
-        self._chunk.append(read_item(item, self._num_items, self._batch, self._priority, self._config))
+        self._chunk.append(read_item(item, self._num_items, self._batch, self._priority, self._config, self._target))
         if len(self._chunk) >= CHUNK:
             await self._flush()
 

@@ -16,7 +16,7 @@ from slipstream.archive.document_runner import DocumentRunner, DocumentSource
 from slipstream.archive.duplicates import DuplicateFinder
 from slipstream.archive.film_runner import FilmRunner
 from slipstream.archive.messages import JobKind, Receipt
-from slipstream.archive.model_runs import ELSEWHERE_S, ModelRuns, check_digest, opened
+from slipstream.archive.model_runs import ModelRuns, check_digest, for_others, opened
 from slipstream.archive.queue import DamagedRecord, JobQueue, JobState, Lease, Outcome, QueueUnavailable
 from slipstream.archive.records import (
     JobPayload,
@@ -29,7 +29,6 @@ from slipstream.archive.records import (
     tallies,
     write_result,
 )
-from slipstream.archive.worker import RetryLater
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.duplicates import caption_sparingly
@@ -78,7 +77,7 @@ class ArchiveRunner:
         try:
             job, batch = read_job(lease.payload), read_batch(lease.options)
         except OtherVersion as error:
-            raise RetryLater(str(error), counted=False, delay_s=ELSEWHERE_S) from error
+            raise for_others(str(error)) from error
         if job.kind is JobKind.DOCUMENT:
             return await self._documents.run(lease, job, batch, progress)
         if job.kind is JobKind.FILM:
@@ -126,9 +125,7 @@ class ArchiveRunner:
     async def _make(
         self, lease: Lease, plan: CaptionPlan, video: SampledVideo, stats: CaptionStats, reporter: "Reporter"
     ) -> Outcome:
-        target = await self._captioner.check(plan)  # the models may be others than before the wait
-        plan = self._captioner.settled(plan, target)
-        await self._captioner.look_for_draft(plan)
+        plan, target = await self._models.settled(plan)
         _, draft = models_of(self._captioner.peers)
         key = self._content_key(lease, video, plan)
         make = partial(self._caption, lease, video, stats, reporter)

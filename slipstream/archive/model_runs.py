@@ -6,6 +6,7 @@ Opening what a job names is here too.
 import asyncio
 import contextlib
 import os
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import Media, VideoFile
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.errors import (
+    InvalidConfig,
     InvalidRequest,
     ObjectChanged,
     ObjectUnavailable,
@@ -25,14 +27,13 @@ from slipstream.errors import (
     SessionExists,
     SlipstreamError,
     UnreadableVideo,
-    VersionMismatch,
 )
 from slipstream.options import CaptionOptions
 from slipstream.service_info import ModelInfo
 from slipstream.video.ranged_film import RangedFilm
 
 ELSEWHERE_S = 30.0
-"""Until a job that this gateway cannot run is offered again: one of another release, or models that do not fit."""
+"""Until a job that this gateway cannot run is offered again: one of another release, or models that do not fit it."""
 
 
 class ModelRuns:
@@ -68,17 +69,23 @@ class ModelRuns:
         `ServiceUnavailable` without a target."""
         request_id = lease.request_id
         structlog.contextvars.bind_contextvars(request_id=request_id)
-        plan = make_plan(options, self._config, request_id=request_id, owner=lease.owner)
-        plan = replace(plan, in_background=True)
+        with left_to_others():
+            plan = make_plan(options, self._config, request_id=request_id, owner=lease.owner)
+        plan, _ = await self.settled(replace(plan, in_background=True))
+        return plan
+
+    async def settled(self, plan: CaptionPlan) -> tuple[CaptionPlan, ModelInfo]:
+        """The plan for the models there are now, which may be others than before a wait, and the target. Raises what
+        `plan` does."""
         try:
-            plan = self._captioner.settled(plan, await self._captioner.check(plan))
+            with left_to_others():
+                target = await self._captioner.check(plan)
         except ServiceUnavailable:
             self._on_target_lost()
             raise
-        except VersionMismatch as error:  # the operator's fault, not the item's
-            raise RetryLater(str(error), counted=False, delay_s=ELSEWHERE_S) from error
+        plan = self._captioner.settled(plan, target)
         await self._captioner.look_for_draft(plan)
-        return plan
+        return plan, target
 
     async def check_target(self, known: ModelInfo) -> None:
         """Whether what was made is that target's: one that was away meanwhile may have come back as another one. Raises
@@ -93,9 +100,10 @@ class ModelRuns:
 
     @contextlib.asynccontextmanager
     async def captioning(self, lease: Lease, plan: CaptionPlan) -> AsyncIterator[None]:
-        """Surrounds a caption, and counts it. A target that is lost becomes `RetryLater` or `RunnerDied`."""
+        """Surrounds a caption, and counts it. A target that is lost becomes `RetryLater` or `RunnerDied`, and what this
+        gateway lacks `RetryLater`."""
         metered = self._captioner.metrics.captioning(plan.method.name, door="archive")
-        with metered, self._co_runners.running(lease) as co_runner:
+        with metered, self._co_runners.running(lease) as co_runner, left_to_others():
             try:
                 yield
             except SessionExists as error:  # somebody's session has the name of this run, which is no fault of the item
@@ -114,6 +122,21 @@ class ModelRuns:
             self._on_target_lost()
             return False
         return True
+
+
+@contextlib.contextmanager
+def left_to_others() -> Iterator[None]:
+    """What this gateway or its models lack is the operator's fault, not the item's: `RetryLater`."""
+    try:
+        yield
+    except InvalidConfig as error:
+        raise for_others(str(error)) from error
+
+
+def for_others(reason: str) -> RetryLater:
+    """What to raise of a job that this gateway cannot run and another may. Such jobs come back one by one: of many at
+    once it would take the most again, as it is done with them at once."""
+    return RetryLater(reason, counted=False, delay_s=ELSEWHERE_S * random.uniform(0.5, 1.5))
 
 
 class CoRunner:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.archive.intake import read_item
+from slipstream.archive.intake import check_batch, read_item
 from slipstream.archive.messages import (
     BatchItem,
+    BatchOptions,
     BatchTotals,
     JobKind,
     ModelReceipt,
@@ -43,6 +44,7 @@ from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.documents.messages import DocumentRequest
 from slipstream.documents.reading import OCR_WHEN, STAGES
 from slipstream.documents.surfaces import SURFACES
+from slipstream.errors import InvalidConfig
 from slipstream.messages import Caption, PassCost, SharedFrom, Speculation, VideoFacts
 from slipstream.options import OPTIONS, CaptionOptions
 from slipstream.sampling.params import STRUCTURES
@@ -99,6 +101,18 @@ def test_a_jobs_structure_stands_in_place_of_any_of_its_batchs(own: OptionValues
         assert not read_item(BatchItem("a", "/a.mp4", own), 1, batch, Priority.NORMAL, CONFIG).rejection
     free = JobPayload("", {"json_schema": ""}, "").merged_options(BatchPayload("", {"json_schema": "{}"}))
     assert not free.sampling.is_structured, "what is empty asks for free text"
+
+
+def test_what_the_target_would_ignore_is_refused_as_it_is_handed_in() -> None:
+    older, newer = ModelInfo(), ModelInfo(keeps_structure=True, honours=frozenset({"min_p"}))
+    for asked, why in (({"regex": "a+"}, "can keep no text to a"), ({"min_p": 0.1}, "knows no min_p")):
+        shared, own = BatchOptions(caption=asked), BatchItem("a", "/a.mp4", asked)
+        check_batch(shared, CONFIG)
+        check_batch(shared, CONFIG, newer)
+        with pytest.raises(InvalidConfig, match=why):
+            check_batch(shared, CONFIG, older)
+        told = [read_item(own, 1, BatchPayload("", {}), Priority.LOW, CONFIG, one).rejection for one in (newer, older)]
+        assert not told[0] and why in told[1]
 
 
 def test_results_come_back_as_they_were() -> None:

@@ -21,6 +21,7 @@ from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import (
+    InvalidConfig,
     InvalidRequest,
     ObjectChanged,
     ServiceUnavailable,
@@ -252,14 +253,37 @@ async def test_a_job_of_another_release_is_left_to_others(world: World) -> None:
         assert not given_back.value.counted and given_back.value.delay_s
 
 
-async def test_models_that_do_not_fit_are_not_the_items_fault(world: World) -> None:
-    async def unfit(*args: Any, **options: Any) -> ModelInfo:
-        raise VersionMismatch("upgrade the target")
+@pytest.mark.parametrize("failure", [VersionMismatch("upgrade the target"), InvalidConfig("it knows no min_p")])
+@pytest.mark.parametrize("num_fit", [0, 1], ids=["at first", "behind a wait"])
+async def test_models_that_do_not_fit_are_not_the_items_fault(world: World, failure: Exception, num_fit: int) -> None:
+    left, fits = num_fit, world.models.check
+
+    async def unfit(plan: CaptionPlan, **options: Any) -> ModelInfo:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise failure
+        return await fits(plan, **options)
 
     world.models.check = unfit  # type: ignore[method-assign]
     with pytest.raises(RetryLater) as given_back:
         await world.run(lease_of())
-    assert not given_back.value.counted
+    assert not given_back.value.counted and given_back.value.delay_s
+
+
+async def test_what_a_gateway_lacks_is_not_the_items_fault(world: World) -> None:
+    """One of the queue's others may have it: a draft, or a target that keeps texts to a structure."""
+    with pytest.raises(RetryLater, match="needs a draft") as given_back:
+        await world.run(lease_of(options=write_batch(BatchPayload("", {"method": "slipstream_tree"}))))
+    assert not given_back.value.counted and given_back.value.delay_s
+
+    async def lacking(plan: CaptionPlan) -> None:
+        raise InvalidConfig("texts are kept to a structure by llguidance")
+
+    world.models.meanwhile = lacking
+    with pytest.raises(RetryLater, match="llguidance") as given_back:
+        await world.run(lease_of())
+    assert not given_back.value.counted and given_back.value.delay_s
 
 
 async def test_a_name_in_use_is_not_the_items_fault(world: World) -> None:
