@@ -54,6 +54,8 @@ def caption_options(**values: Any) -> CaptionOptions:
             if not (spec.repeated or texts[0]):
                 raise InvalidRequest(f"--{spec.flag}: {str(paths)!r} is empty, which would ask for nothing")
             given[spec.name] = texts if spec.repeated else texts[0]
+    if given.get("regex") == "":  # as of a variable that is not set
+        raise InvalidRequest("--regex: it is empty, which would ask for nothing")
     if len(given.get("prompts", ())) == 1:
         (given["prompt"],) = given.pop("prompts")
     return CaptionOptions.from_mapping(given)

@@ -102,6 +102,8 @@ def test_an_empty_file_is_no_schema(tmp_path: Path, capsys: pytest.CaptureFixtur
     (schema := tmp_path / "scene.json").touch()
     assert run(["caption", str(good_video(tmp_path / "a.mp4")), "--json-schema", str(schema)]) == 2
     assert f"--json-schema: {str(schema)!r} is empty" in capsys.readouterr().err
+    assert run(["caption", str(tmp_path / "a.mp4"), "--regex", ""]) == 2
+    assert "--regex: it is empty, which would ask for nothing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
