@@ -192,8 +192,8 @@ class ItemMaker:
     def _source(self, line: BatchLine, asked: ChatRequest) -> tuple[str, JobKind]:
         medium, source = asked.medium, asked.medium.source
         if isinstance(source, RemoteFile | str):
-            place = source.path if isinstance(source, RemoteFile) else source
-            return place, _kind(is_document(medium, place.partition("?")[0].lower().encode(), self.info))
+            place, name = (source.path,) * 2 if isinstance(source, RemoteFile) else (source, source.partition("?")[0])
+            return place, _kind(is_document(medium, name.lower().encode(), self.info))
         if self.media_folder is None:
             raise ApiError(
                 "this server's batches take no media by value; give file:///PATH or https://",

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from slipstream.errors import SlipstreamError
 from slipstream.options import CaptionOptions
@@ -340,18 +340,12 @@ def _url(said: Any, param: str, known: set[str]) -> Any:
 
 
 def _file(url: str, param: str) -> RemoteFile:
-    try:
-        parts = urlsplit(url)
-    except ValueError:  # such as a host that begins with a bracket
-        raise _no_file(param) from None
-    path = unquote(parts.path)
-    if parts.netloc not in ("", "localhost") or not path.startswith("/") or "\0" in path:
-        raise _no_file(param)
+    """A path, as wherever a file is named so: `?` and `#` are of its name."""
+    host, root, rest = url.removeprefix("file://").partition("/")
+    path = unquote(root + rest)
+    if host not in ("", "localhost") or not root or "\0" in path:
+        raise ApiError(f"{param} must be of the form file:///PATH", param=param)
     return RemoteFile(path)
-
-
-def _no_file(param: str) -> ApiError:
-    return ApiError(f"{param} must be of the form file:///PATH", param=param)
 
 
 def strings_in(value: Any) -> Iterator[str]:

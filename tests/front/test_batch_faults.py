@@ -138,7 +138,7 @@ async def test_documents_are_handed_in_as_such(archive: ReadingArchive, tmp_path
     batch, lines = await run(
         archive,
         tmp_path,
-        batch_line("path", asked_of(paper("file:///papers/a.pdf"), **way)),
+        batch_line("path", asked_of(paper("file:///papers/a?.pdf"), **way)),
         batch_line("value", asked_of(paper(data_url(b"%PDF-1.7 and more", "application/pdf")))),
         batch_line("picture", asked_of(picture(jpeg(90)))),
         batch_line("video", asked_of(clip())),

@@ -49,6 +49,14 @@ def test_a_plain_request() -> None:
     assert not chat.stream and not chat.include_usage
 
 
+@pytest.mark.parametrize("host", ["", "localhost"])
+def test_a_path_has_no_query_behind_it(host: str) -> None:
+    """What a program makes of a path without quoting it, and of one that it quotes."""
+    for url in ("/videos/why?/#1 50%25.mp4", "/videos/why%3F/%231%2050%25.mp4"):
+        part = {"type": "video_url", "video_url": {"url": f"file://{host}{url}"}}
+        assert read(with_part(part)).medium.source == RemoteFile("/videos/why?/#1 50%.mp4")
+
+
 def test_all_that_is_honoured() -> None:
     own = {"method": "hints_draft", "pruner": "uv", "alpha": 0.5, "trace": True, "pages": "1-2", "dpi": 100}
     own |= {"surface": "lines", "stage": "region+page", "ocr": "never"}
@@ -180,6 +188,7 @@ def test_the_field_is_named(fields: dict[str, Any], param: str) -> None:
         ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,"}}, "video_url.url"),
         ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA==AAAA"}}, "video_url.url"),
         ({"type": "video_url", "video_url": {"url": "file://host/a"}}, "video_url.url"),
+        ({"type": "video_url", "video_url": {"url": "file://localhost"}}, "video_url.url"),
         ({"type": "video_url", "video_url": {"url": "file:///a%00b"}}, "video_url.url"),
         ({"type": "video_url", "video_url": {"url": URL, "fps": 1}}, "video_url.fps"),
         ({"type": "video_url", "video_url": {"url": URL, "detail": "wholly"}}, "video_url.detail"),
