@@ -18,10 +18,11 @@ IN_MEMORY_BYTES = 256 * 1024
 MAX_VALUES = 100_000
 """Values of one body: a few bytes each on the wire, and some hundred in memory. One string may have so many
 frames, too."""
-MAX_HEAD_BYTES = 256
-"""Of a `data:` string, before its content."""
-_HEAD = re.compile(rb"data:([A-Za-z0-9.+/-]*)(?:;[^;]*)*?;base64,")
-"""Between type and content may be what a browser's recorder tells of both, such as `;codecs=vp8,opus`, or a name."""
+MAX_HEAD_BYTES = 1024
+"""Of a `data:` string, before its content: room for a file's name of 255 bytes, each as `%XX`."""
+_HEAD = re.compile(rb"data:([\w!#$&^*.+/-]*)(?:;[^;]*)*?;base64,", re.IGNORECASE)
+"""Between type and content may be what a browser's recorder tells of both, such as `;codecs=vp8,opus`, or a name. The
+type's characters are those of RFC 6838, and the `*` of programs that know no more than `video/*`."""
 _QUOTE_OR_ESCAPE = re.compile(rb'["\\]')
 _COMMAS = re.compile(rb",")
 _ESCAPE = re.compile(rb"\\(?:u[0-9A-Fa-f]{4}|/)")

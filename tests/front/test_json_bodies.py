@@ -6,6 +6,7 @@ import math
 import string
 import sys
 import tracemalloc
+from collections.abc import Callable
 from itertools import pairwise
 from types import FrameType
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.services.front.api_errors import ApiError
-from slipstream.services.front.json_body import MAX_VALUES, NO_BASE64, JsonBody
+from slipstream.services.front.json_body import MAX_HEAD_BYTES, MAX_VALUES, NO_BASE64, JsonBody
 from tests.support.front import data_url
 
 MIB = 1024**2
@@ -60,20 +61,30 @@ def test_what_is_no_base64_says_how_it_should_be(content: bytes) -> None:
         assert media.error == NO_BASE64
 
 
-HEADS = ("video/webm;codecs=vp8,opus", 'video/webm; codecs="vp8, opus"', "video/webm;name=my%20clip%20(1).webm")
-"""As recorders of Chromium and Firefox have them, and forms of web pages."""
+HEADS = (
+    ("video/webm", ";codecs=vp8,opus"),
+    ("video/webm", '; codecs="vp8, opus"'),
+    ("video/webm", ";name=my%20clip%20(1).webm"),
+    ("video/mp4", f";name={'%E6%98%A0' * 83}.mp4"),
+    ("video/*", ""),
+    ("application/x_clip", ";charset=utf-8"),
+)
+"""As recorders of Chromium and Firefox have them, forms of web pages, and programs that know no exact type."""
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(("kind", "told"), HEADS)
+@pytest.mark.parametrize("write", [str, str.upper])
 @pytest.mark.parametrize("size", [1, 100, MIB])
-def test_between_type_and_content_may_be_what_browsers_tell_of_both(head: str, size: int) -> None:
+def test_between_type_and_content_may_be_what_browsers_tell_of_both(
+    kind: str, told: str, write: Callable[[str], str], size: int
+) -> None:
     content = base64.b64encode(data := bytes(range(256))).decode()
     with JsonBody(MIB, MIB) as body:
-        media = body.media[fed(json.dumps(f"data:{head};base64,{content}").encode(), size, body)]
-        assert (media.media_type, media.error) == ("video/webm", "")
+        media = body.media[fed(json.dumps(write(f"data:{kind}{told};base64,") + content).encode(), size, body)]
+        assert (media.media_type, media.error) == (kind, "")
         assert body.window(media.start, media.end).read() == data
     with JsonBody(MIB, MIB) as body:
-        fed(json.dumps(f"data:{head};{'x' * 256};base64,{content}").encode(), size, body)
+        fed(json.dumps(f"data:{kind}{told};{'x' * MAX_HEAD_BYTES};base64,{content}").encode(), size, body)
         assert not body.media, "wherever it is cut, what is that long is no head"
 
 
