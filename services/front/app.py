@@ -23,7 +23,7 @@ from slipstream.rpc.security import AUTHORIZATION_KEY, bearer_token
 from slipstream.rpc.tracing import TRACEPARENT_KEY
 from slipstream.services.front.api_errors import ApiError, as_api_error, no_room, not_found
 from slipstream.services.front.bodies import ClientGone, linger
-from slipstream.services.front.browsers import Browsers
+from slipstream.services.front.browsers import Browsers, listed
 from slipstream.services.front.call import EVENTS_TYPE, JSON_TYPE, Call
 from slipstream.services.front.config import FrontConfig
 from slipstream.services.front.endpoints import Endpoint
@@ -182,20 +182,16 @@ def _query(text: bytes, endpoint: Endpoint) -> dict[str, str]:
     return dict(pairs)
 
 
-def _listed(names: str) -> list[str]:
-    return [name.strip() for name in names.split(",") if name.strip()]
-
-
 def browsers_of(config: FrontConfig, *, has_tokens: bool) -> Browsers:
     """As the options say."""
-    names = None if has_tokens else frozenset(name.lower().rstrip(".") for name in _listed(config.hosts))
-    return Browsers(frozenset(_listed(config.cors_origins)), names)
+    names = None if has_tokens else frozenset(name.lower().rstrip(".") for name in listed(config.hosts))
+    return Browsers(frozenset(listed(config.cors_origins)), names)
 
 
 def make_app(front: Front, endpoints: Sequence[Endpoint]) -> ASGIApp:
     """The application, with CORS where origins are allowed."""
     app: ASGIApp = Api(front, endpoints, browsers_of(front.config, has_tokens=bool(front.tokens)))
-    if origins := _listed(front.config.cors_origins):
+    if origins := listed(front.config.cors_origins):
         app = CORSMiddleware(
             app,
             allow_origins=origins,

@@ -5,6 +5,7 @@ another origin answers, but a POST has been carried out by then; and where a sit
 server's address (DNS rebinding), that is no other origin to the browser.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -15,6 +16,33 @@ from slipstream.services.front.api_errors import ApiError
 _READING = ("GET", "HEAD")
 _LOCAL_ENDINGS = (".localhost", ".local", ".internal", ".home.arpa")
 """Of names that no public server gives out."""
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_ORIGIN = re.compile(r"\*|null|(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://[^\s/?#@*A-Z]+")
+"""As browsers tell it: nothing behind the host but a port that is not the usual one, and all of it in small letters."""
+
+
+def listed(names: str) -> list[str]:
+    """What an option names, separated by `,`."""
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def check_names(value: str) -> str | None:
+    """What is wrong with a list of names by which a server is reached; or None."""
+    for name in listed(value):
+        if not (_NAME.fullmatch(name) or _is_address(name)):
+            return f"has {name!r}, which is no name: leave scheme, port and path out, and write bücher as xn--bcher-kva"
+    return None
+
+
+def check_origins(value: str) -> str | None:
+    """What is wrong with a list of origins; or None."""
+    for origin in listed(value):
+        if not _ORIGIN.fullmatch(origin):
+            return (
+                f"has {origin!r}, which no browser says: an origin is such as https://studio.example or"
+                " http://localhost:3000, in small letters, without a usual port and with nothing behind"
+            )
+    return None
 
 
 @dataclass(frozen=True)
@@ -60,10 +88,14 @@ def _parts(host: str) -> tuple[str, str]:
 
 def _is_local(name: str) -> bool:
     """Whether a page of another site cannot have this name: an address, or none that is given out to strangers."""
+    return _is_address(name) or "." not in name or name.endswith(_LOCAL_ENDINGS)
+
+
+def _is_address(name: str) -> bool:
     try:
         return bool(ip_address(name.partition("%")[0]))
     except ValueError:
-        return "." not in name or name.endswith(_LOCAL_ENDINGS)
+        return False
 
 
 def _refused(why: str, code: str) -> ApiError:

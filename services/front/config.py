@@ -7,6 +7,7 @@ from slipstream.config import between, one_of, option
 from slipstream.logs import LEVELS
 from slipstream.rpc.security import TokenOptions
 from slipstream.rpc.service_options import otlp_option
+from slipstream.services.front.browsers import check_names, check_origins
 
 MIB = 1024**2
 
@@ -29,11 +30,16 @@ class FrontConfig(TokenOptions):
         default=False,
     )
     model_name: str = option("what clients call the target; empty: the end of its folder's path", default="")
-    cors_origins: str = option("origins whose pages may call, separated by ','; empty: none", default="")
+    cors_origins: str = option(
+        "origins whose pages may call, such as https://studio.example, separated by ','; empty: none",
+        default="",
+        check=check_origins,
+    )
     hosts: str = option(
         "names by which it is reached, separated by ','; addresses and local names always are served, and with --tokens"
         " all",
         default="",
+        check=check_names,
     )
     url_hosts: str = option(
         "hosts that media may be fetched from over https, as HOST or HOST:PORT, separated by ','; empty: none",

@@ -4,8 +4,11 @@ import asyncio
 
 import pytest
 
+from slipstream.config import parse_config
+from slipstream.errors import InvalidConfig
 from slipstream.services.front.api_errors import ApiError
-from slipstream.services.front.browsers import Browsers
+from slipstream.services.front.browsers import Browsers, check_names, check_origins
+from slipstream.services.front.config import FrontConfig
 from tests.cli.fake_gateway import FakeGateway
 from tests.support.front import CHAT, error_of, front_at, post, raw, status_of
 
@@ -67,6 +70,37 @@ def test_pages_that_were_named_may_call() -> None:
     assert refusal(NAMED, origin="https://studio.example", **asked) is None
     assert refusal(NAMED, origin="https://studio.example.evil.io", **asked) == "unknown_origin"
     assert refusal(Browsers(frozenset("*"), None), origin="https://any.example", **asked) is None
+
+
+NAMES = "captions.example.org Captions.example.org. nas host_1 10.0.0.7 ::1 xn--bcher-kva.example"
+NO_NAMES = (
+    "captions.example.org:8000 https://captions.example.org captions.example.org/v1 *.example.org bücher https://x"
+)
+ORIGINS = (
+    "* null https://studio.example http://localhost:3000 https://studio.example:80 http://[::1]:5173 app://obsidian.md"
+)
+NO_ORIGINS = """https://studio.example/ studio.example studio.example:3000 https://Studio.example https://*.example
+https://studio.example:443 http://studio.example:80 HTTPS://studio.example https://studio.example/app https://"""
+
+
+def test_names_and_origins_that_nobody_would_ever_match() -> None:
+    """A front that was given them said that they were not among them."""
+    assert not check_names("") and not check_origins("") and not check_names(" a.example , b.example,")
+    for name in NAMES.split():
+        assert check_names(f"a.example,{name}") is None, name
+    for name in NO_NAMES.split():
+        assert repr(name) in str(check_names(f"a.example,{name}")), name
+    for origin in ORIGINS.split():
+        assert check_origins(f"https://a.example, {origin}") is None, origin
+    for origin in NO_ORIGINS.split():
+        assert repr(origin) in str(check_origins(f"https://a.example,{origin}")), origin
+
+
+@pytest.mark.parametrize("flags", [["--hosts", "a.example:80"], ["--cors-origins", "https://a.example/"]])
+def test_a_front_does_not_start_with_them(flags: list[str]) -> None:
+    given = ["--listen", "127.0.0.1:0", "--gateway", "127.0.0.1:1", *flags]
+    with pytest.raises(InvalidConfig, match=f"^{flags[0]}: "):
+        parse_config(FrontConfig, "front", given, {})
 
 
 async def test_a_front_refuses_them(gateway: FakeGateway) -> None:
