@@ -24,6 +24,11 @@ class SlipstreamError(Exception):
         return message if len(message) <= MAX_MESSAGE_CHARS else f"{message[: MAX_MESSAGE_CHARS - 3]}..."
 
 
+def with_notes(error: SlipstreamError) -> str:
+    """With what is known of it beside its message, which a server tells no caller."""
+    return ": ".join((str(error), *getattr(error, "__notes__", ())))
+
+
 class InvalidRequest(SlipstreamError):
     """The request contradicts itself or a documented range."""
 

@@ -14,7 +14,7 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.captioning.film_captioner import FilmCaptioner
 from slipstream.captioning.media import Media
-from slipstream.errors import InvalidConfig, ModelNotUsable, SlipstreamError, VersionMismatch
+from slipstream.errors import InvalidConfig, ModelNotUsable, SlipstreamError, VersionMismatch, with_notes
 from slipstream.logs import get_logger
 from slipstream.metrics import PROCESS, REGISTRY, GatewayMetrics, PeerFigures, watch_frames
 from slipstream.rpc.peers import Peers
@@ -82,7 +82,7 @@ async def serve(
         except SlipstreamError as error:  # such as another release, which may be about to be replaced
             if isinstance(error, ModelNotUsable | InvalidConfig) and not isinstance(error, VersionMismatch):
                 raise  # it will never fit
-            get_logger().warning("draft.missing", reason=str(error))
+            get_logger().warning("draft.missing", reason=with_notes(error))
     media = Media(config, on_confined=metrics.confined)
     media.prepare()
     watch_frames(media.frames)

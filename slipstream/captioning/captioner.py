@@ -13,7 +13,7 @@ from slipstream.captioning.late_hints import LateHints
 from slipstream.captioning.media import Media, VideoFile
 from slipstream.captioning.plan import CaptionPlan, new_costs
 from slipstream.captioning.stats import CaptionStats
-from slipstream.errors import LimitExceeded, SlipstreamError
+from slipstream.errors import LimitExceeded, SlipstreamError, with_notes
 from slipstream.frame_size import ANY_SIZE
 from slipstream.logs import get_logger
 from slipstream.messages import Caption, StageChange
@@ -114,7 +114,7 @@ class GatewayCaptioner:
         try:
             await self.peers.find_draft(FIND_DRAFT_S)
         except SlipstreamError as error:
-            get_logger().warning("draft.missing", reason=str(error))
+            get_logger().warning("draft.missing", reason=with_notes(error))
 
     async def sample(
         self, plan: CaptionPlan, source: VideoFile, emit: Emit, stats: CaptionStats, *, digest: bool = False

@@ -17,8 +17,8 @@ from slipstream.cli.common import token_command
 from slipstream.cli.demo import demo_command
 from slipstream.cli.read import read_command
 from slipstream.cli.up import info_command, up_command
-from slipstream.cli.views import printable, with_notes
-from slipstream.errors import InvalidConfig, SlipstreamError
+from slipstream.cli.views import printable
+from slipstream.errors import InvalidConfig, SlipstreamError, with_notes
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells give it."""

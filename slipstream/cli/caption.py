@@ -21,11 +21,11 @@ from slipstream.cli.common import (
     video_at,
 )
 from slipstream.cli.film import caption_film, check_subtitles
-from slipstream.cli.views import View, choose_view, with_notes
+from slipstream.cli.views import View, choose_view
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.caption_client import CAPTION_TIMEOUT_S, check_video
 from slipstream.client.film_client import FILM_TIMEOUT_S
-from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError
+from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError, with_notes
 from slipstream.option_specs import OptionSpec
 from slipstream.options import MAX_PREDICTION_BYTES, OPTIONS, CaptionOptions
 from slipstream.stack.local import Stack, StackOptions

@@ -11,10 +11,10 @@ import typer
 from slipstream.archive.subtitles import SEGMENTS_NOTE, Cue, segment_cue, srt_of, vtt_of
 from slipstream.cli.archive.output import check_file, replacing
 from slipstream.cli.common import video_at
-from slipstream.cli.views import caption_dict, closing_line, complain, printable, spared_line, with_notes
+from slipstream.cli.views import caption_dict, closing_line, complain, printable, spared_line
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.film_client import segment_captions
-from slipstream.errors import InvalidConfig, InvalidRequest, SlipstreamError
+from slipstream.errors import InvalidConfig, InvalidRequest, SlipstreamError, with_notes
 from slipstream.messages import FilmEvent, FilmFacts, SegmentCaption
 from slipstream.options import CaptionOptions
 

@@ -19,7 +19,7 @@ from slipstream.cli.common import (
     run_async,
 )
 from slipstream.cli.page_readers import OcrAlone, ReadPage, TargetReader, open_ocr, open_target, read_paper
-from slipstream.cli.views import complain, printable, with_notes
+from slipstream.cli.views import complain, printable
 from slipstream.client.document_client import DocumentCall
 from slipstream.documents.disagreements import (
     HTML_END,
@@ -40,7 +40,7 @@ from slipstream.documents.messages import (
 from slipstream.documents.output import markdown_page, page_record
 from slipstream.documents.reading import NOT_OF_PAGES, OCR_WHEN, STAGES, DocumentOptions, PageReading
 from slipstream.documents.surfaces import SURFACES, USUAL_SURFACE, page_text
-from slipstream.errors import InvalidConfig, SlipstreamError
+from slipstream.errors import InvalidConfig, SlipstreamError, with_notes
 from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
 from slipstream.stack.local import POCKET_READER, StackOptions
 

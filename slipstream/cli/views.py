@@ -12,7 +12,6 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from slipstream.errors import SlipstreamError
 from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, StageChange
 from slipstream.speculation.protocol import FinishReason
 
@@ -95,11 +94,6 @@ def choose_view(as_json: bool, num_videos: int) -> View:
 def printable(text: str) -> str:
     """Text that cannot steer the terminal: control characters, above all escape, become a visible mark."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
-
-
-def with_notes(error: SlipstreamError) -> str:
-    """With what is known of it beside its message."""
-    return ": ".join((str(error), *getattr(error, "__notes__", ())))
 
 
 def complain(video: str, message: str) -> None:

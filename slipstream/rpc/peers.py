@@ -67,7 +67,7 @@ class RemoteModel:
 
     async def wait(self, timeout_s: float) -> ModelInfo:
         """Asks until it answers. Raises `ServiceUnavailable` after `timeout_s`."""
-        return await until_answered(self.ask, f"the {self.role} at {self.address}", timeout_s)
+        return await until_answered(self.ask, self.role, f"the {self.role} at {self.address}", timeout_s)
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Closes the channel; its calls have `grace_s` to end."""

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from random import Random
 from typing import Any, Generic, Protocol, TypeVar
 
-from slipstream.errors import ModelNotUsable, ServiceUnavailable, SlipstreamError
+from slipstream.errors import ModelNotUsable, ServiceUnavailable, SlipstreamError, with_notes
 from slipstream.logs import get_logger, heard
 from slipstream.rpc.session_codec import HasFrames
 from slipstream.service_info import ModelInfo, PeerInfo, ServiceLoad
@@ -27,6 +27,8 @@ SETTLE_S = 0.2
 """A caption that was sent somewhere counts besides what was said there until it is asked so much later: before, its
 session may not have been open."""
 RETRY_S = 0.2
+TELL_S, TELL_AGAIN_S = 15.0, 60.0
+"""After how long who waits for an answer says so, and how often."""
 LOOKUP_S, LOOKUP_TIMEOUT_S = 5.0, 5.0
 """Between two look-ups of a name, and for one."""
 LEAVE_S = 3600.0
@@ -170,7 +172,7 @@ class Pool(Generic[ServiceT]):
 
     async def wait(self, timeout_s: float) -> ModelInfo:
         """Asks until one answers. Raises `ServiceUnavailable` after `timeout_s`."""
-        return await until_answered(self.ask, f"none of the {len(self.members)} {self.role}s", timeout_s)
+        return await until_answered(self.ask, self.role, f"any of {len(self.members)} {self.role}s", timeout_s)
 
     async def check(self) -> None:
         """Asks all, and raises `ModelNotUsable` where those that answer serve different models."""
@@ -241,7 +243,7 @@ class Pool(Generic[ServiceT]):
         except SlipstreamError as error:
             member.failure = error
             if before is None:
-                get_logger().warning("peer.left_out", role=self.role, number=member.number, reason=str(error))
+                get_logger().warning("peer.left_out", role=self.role, number=member.number, reason=with_notes(error))
             return
         member.failure, member.model, self.model = None, model, model
         member.heard_from = asked_at
@@ -328,15 +330,21 @@ def one_or_pool(
     return Pool(role, addresses, connect, choose)
 
 
-async def until_answered(ask: Callable[[], Awaitable[ModelInfo]], who: str, timeout_s: float) -> ModelInfo:
-    """Asks until there is an answer. Raises `ServiceUnavailable` after `timeout_s`."""
-    deadline = asyncio.get_running_loop().time() + timeout_s
+async def until_answered(ask: Callable[[], Awaitable[ModelInfo]], role: str, who: str, timeout_s: float) -> ModelInfo:
+    """Asks until there is an answer; the log says that, and why, there is none yet. Raises `ServiceUnavailable` after
+    `timeout_s`."""
+    clock = asyncio.get_running_loop().time
+    deadline, tell_at = clock() + timeout_s, clock() + TELL_S
     while True:
         try:
             return await ask()
-        except ServiceUnavailable:
-            if asyncio.get_running_loop().time() > deadline:
-                raise ServiceUnavailable(f"{who} did not answer within {timeout_s:g} s") from None
+        except ServiceUnavailable as error:
+            reason, now = with_notes(error), clock()
+            if now > deadline:
+                raise ServiceUnavailable(f"no answer of {who} within {timeout_s:g} s: {reason}") from None
+            if now >= tell_at:
+                get_logger().warning(f"{role}.awaited", reason=reason, left_s=round(deadline - now))
+                tell_at = now + TELL_AGAIN_S
             await asyncio.sleep(RETRY_S)
 
 

@@ -5,15 +5,17 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from slipstream.errors import ModelNotUsable, ServiceUnavailable, SlipstreamError, VersionMismatch
 from slipstream.rpc import pools
-from slipstream.rpc.peers import Peers
+from slipstream.rpc.peers import Peers, RemoteTarget
 from slipstream.rpc.pools import Pool, addresses_behind, is_name, one_or_pool, sketch_of, split_addresses
 from slipstream.service_info import ModelInfo, ServiceLoad
 from slipstream.speculation.placement import choose_target
@@ -145,6 +147,21 @@ async def test_an_answer_counts_for_all_who_wait_for_it_whoever_asks_again() -> 
         fake.answers.set()
         assert await pool.choose() is fake
         assert await later[0] == MODEL
+
+
+async def test_who_waits_says_for_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway whose --target leads nowhere stood silent until its time was over, and then did not say why."""
+    monkeypatch.setattr(pools, "TELL_S", 0.0)
+    target = RemoteTarget(f"unix:{tmp_path}/none.sock")
+    with (
+        capture_logs() as logs,
+        pytest.raises(ServiceUnavailable, match=r"^no answer of the target at .* within 2 s: .*/none\.sock"),
+    ):
+        await target.wait(2)
+    await target.close()
+    (said,) = logs
+    assert (said["event"], said["log_level"]) == ("target.awaited", "warning")
+    assert f"{tmp_path}/none.sock" in said["reason"]
 
 
 @pytest.mark.parametrize("older", ["unix:a", "unix:b"])
