@@ -166,6 +166,8 @@ class Batches:
             return None
         archive = self._gateways.archive(token)
         jobs = await archive.get(batch.key)
+        if jobs.state in (BatchState.CANCELLING, BatchState.CANCELLED):  # whoever it was, such as the page
+            await asyncio.to_thread(self.records.end, owner, batch.batch_id, Ending.CANCELLED)
         if jobs.is_ended:
             return jobs
         await self._expire(owner, batch)

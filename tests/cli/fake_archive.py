@@ -157,6 +157,8 @@ class FakeArchive(FakeGateway, archive_pb2_grpc.ArchiveServicer):
         )
         ended = not counts.running
         state = pb.BATCH_STATE_COMPLETED if ended else pb.BATCH_STATE_IN_PROGRESS
+        if batch.cancelled and not ended:
+            state = pb.BATCH_STATE_CANCELLING
         return pb.Batch(
             batch_id=f"batch-{list(self.batches).index(batch.options.key)}",
             key=batch.options.key,

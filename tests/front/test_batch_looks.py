@@ -65,6 +65,29 @@ async def test_what_was_looked_at_before_its_end_is_written_once(
     assert written == ["batch", "batch_output"]
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+async def test_what_is_cancelled_in_the_archive_is_cancelled(
+    archive: ReadingArchive, tmp_path: Path, is_over: bool
+) -> None:
+    """On the page or by the command line: it was told as completed."""
+    async with front_at(archive.address, data=str(tmp_path)) as address, client_of(address) as client:
+        batch = await opened(client, [STUCK, batch_line("a", asked_of(clip()))])
+        await eventually(lambda: archive.batches)
+        (handed_in,) = archive.batches.values()
+        handed_in.cancelled = True
+        if not is_over:
+            async with asyncio.timeout(60):
+                while batch.status != "cancelling":
+                    batch = await client.batches.retrieve(batch.id)
+            assert batch.cancelling_at and not batch.cancelled_at
+        handed_in.jobs["stuck"].state = pb.JOB_STATE_CANCELLED
+        batch = await ended(client, batch)
+        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("cancelled", 1, 1)
+        assert batch.cancelling_at and batch.cancelled_at and not batch.completed_at
+        (line,) = await lines_of(client, batch.error_file_id)
+        assert line["error"]["code"] == "batch_cancelled"
+
+
 async def test_a_batch_whose_caller_has_left_is_run(
     archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
