@@ -127,6 +127,27 @@ const journeys = {
     return { mayAskOnAtFirst, texts };
   },
 
+  /** A picture is captioned: as a video of one frame, and where there is a reader, which reads it as a page. */
+  async a_picture() {
+    const mayAskOn = [];
+    const chunk = (value) => `data: ${JSON.stringify(value)}\n\n`;
+    const timings = { prompt_ms: 1, predicted_per_second: 1, predicted_n: 1, draft_n: 0 };
+    const answer = chunk({ choices: [], slipstream: { tokens: [["A cat.", false]] } }) + chunk({ choices: [{}], timings, slipstream: {} });
+    for (const reads_documents of [false, true]) {
+      globalThis.fetch = async (path) => (path === "/v1/models" ? json({ data: [{ id: "m", slipstream: { reads_documents } }] }) : new Response(`${answer}data: [DONE]\n\n`));
+      const main = new Element("main");
+      (await script("try.js")).tryIt(main);
+      const [start, further] = ["Caption it", "Ask on"].map((text) => button(main, text));
+      const picker = every(main).find((one) => one.attributes.id === "file");
+      picker.files = [Object.assign(new Blob(["picture"], { type: "image/png" }), { name: "a.png" })];
+      picker.dispatchEvent(new Event("change"));
+      start.click();
+      await until(() => !start.disabled);
+      mayAskOn.push(!further.disabled);
+    }
+    return { mayAskOn };
+  },
+
   /** A batch may not be cancelled; what was said of that once the batch was asked for anew. */
   async refused_cancel() {
     const counts = { total: 1, queued: 1, running: 0, done: 0, failed: 0, dead: 0, cancelled: 0 };

@@ -128,6 +128,10 @@ def test_a_further_question_knows_what_was_answered(scripts: Path) -> None:
     assert shown["texts"] == [[["user", ["video"]]], further, [["user", ["What?", "video"]]]]
 
 
+def test_about_a_picture_that_is_read_as_a_page_there_is_no_further_question(scripts: Path) -> None:
+    assert seen("a_picture", scripts) == {"mayAskOn": [True, False]}
+
+
 def test_why_a_batch_cannot_be_cancelled_stays_when_it_is_asked_for_anew(scripts: Path) -> None:
     assert seen("refused_cancel", scripts) == {"numLooks": 2, "isTold": True}
 

@@ -23,6 +23,8 @@ class TryIt {
   #runs = [];
   #stopping = null;
   #kept = null;
+  /** It is read page by page, about which there is no conversation. */
+  #isRead = false;
   /** Earlier questions about the file, and what was answered. */
   #turns = [];
 
@@ -117,13 +119,14 @@ class TryIt {
     } finally {
       this.#stopping = null;
       this.start.disabled = false;
-      this.further.disabled = !this.#turns.length || isDocument(this.#file);
+      this.further.disabled = !this.#turns.length || this.#isRead;
       this.stop.disabled = true;
     }
   }
 
   async #caption(signal) {
     const { data } = await get("/v1/models", { signal });
+    this.#isRead = isDocument(this.#file) || Boolean(isPicture(this.#file) && data[0].slipstream?.reads_documents);
     const asked = { prompt: this.prompt.value.trim(), frames: this.frames.valueAsNumber || 0, tokens: this.tokens.valueAsNumber || 0 };
     const methods = this.race.checked ? ["", "autoregressive"] : [""];
     const bodies = await requests(this.#file, data[0].id, asked, methods, this.#turns);
