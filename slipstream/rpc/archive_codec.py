@@ -34,6 +34,7 @@ from slipstream.rpc.codec import (
 )
 from slipstream.rpc.reader import draft_message, read_draft
 from slipstream.rpc.v1 import archive_pb2, gateway_pb2
+from slipstream.sampling.params import STRUCTURES
 
 _JOB_STATES: dict[JobState, Any] = {state: archive_pb2.JobState.Value(f"JOB_STATE_{state.name}") for state in JobState}
 _BATCH_STATES: dict[BatchState, Any] = {
@@ -49,6 +50,7 @@ _BATCH_STATE_NAMES = {number: state for state, number in _BATCH_STATES.items()}
 _PRIORITY_NAMES = {number: priority for priority, number in _PRIORITIES.items()} | {
     archive_pb2.JOB_PRIORITY_UNSPECIFIED: Priority.NORMAL
 }
+_OTHER_STRUCTURES = frozenset(STRUCTURES) - {"choice"}
 
 # -- submitting -------------------------------------------------------------------------------------------------------
 
@@ -119,8 +121,14 @@ def _document_values(message: archive_pb2.DocumentReading) -> OptionValues:
 
 
 def _options_message(values: OptionValues) -> gateway_pb2.CaptionOptions | None:
-    """None for no options, which leaves the field out."""
-    return option_values_message(values) if values else None
+    """None for no options, which leaves the field out. An empty choice asks for free text in the place of a batch's
+    structure, and the wire keeps nothing of a list without values: it goes as an empty regular expression."""
+    if not values:
+        return None
+    message = option_values_message(values)
+    if values.get("choice") is not None and not message.choice and values.keys().isdisjoint(_OTHER_STRUCTURES):
+        message.regex = ""
+    return message
 
 
 def submitted_message(submitted: Submitted) -> archive_pb2.SubmitBatchResponse:

@@ -109,6 +109,7 @@ _FINISH_REASONS: dict[FinishReason | None, Any] = {
 _FINISH_NAMES = {number: reason for reason, number in _FINISH_REASONS.items()}
 _SUMMARISED = tuple(spec.name for spec in OPTIONS if spec.name in gateway_pb2.Summary.DESCRIPTOR.fields_by_name)
 """The options that a summary repeats."""
+_REPEATED = frozenset(spec.name for spec in OPTIONS if spec.repeated)
 
 
 def options_message(options: CaptionOptions, *, path: str = "", request_id: str = "") -> gateway_pb2.CaptionOptions:
@@ -122,10 +123,18 @@ def read_options(message: gateway_pb2.CaptionOptions) -> CaptionOptions:
 
 
 def option_values_message(values: Mapping[str, Any]) -> gateway_pb2.CaptionOptions:
-    """Options by name, for the wire. Raises `InvalidRequest` for what does not fit there."""
+    """Options by name, for the wire. Raises `InvalidRequest` for what does not fit there, such as a text in the place
+    of several, of which it would take each letter for one."""
+    if not isinstance(values, Mapping):
+        raise InvalidRequest(f"options must be values by their names, as in a dict, not {type(values).__name__}")
+    for name in _REPEATED & values.keys():
+        if isinstance(values[name], str):
+            raise InvalidRequest(f"{name} must be texts, in a list or a tuple, not {values[name]!r}")
+    if isinstance(schema := values.get("json_schema"), Mapping):
+        values = {**values, "json_schema": CaptionOptions(json_schema=schema).json_schema}
     try:
         return gateway_pb2.CaptionOptions(**values)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest(f"an option cannot be sent: {error}") from None
 
 

@@ -165,6 +165,15 @@ def test_what_is_wrong_with_a_call_is_said_before_the_gateway_is_asked(gateway: 
         (lambda archive: archive.batch("\ud800").status(), "the name of a batch has a text that is no valid Unicode"),
         (lambda archive: archive.submit([BatchItem("\ud800", "/a.mp4")]), r"item '\\ud800' cannot be sent"),
         (lambda archive: archive.submit([BatchItem(7, "/a.mp4")]), "item 7 cannot be sent"),
+        (
+            lambda archive: archive.submit([BatchItem("a", "/a.mp4", {"stop": "end"})]),
+            "stop must be texts, in a list or a tuple, not 'end'",
+        ),
+        (
+            lambda archive: archive.submit([BatchItem("a", "/a.mp4", slipstream.CaptionOptions(seed=1))]),
+            "options must be values by their names, as in a dict, not CaptionOptions",
+        ),
+        (lambda archive: archive.submit([BatchItem("a", "/a.mp4", {"temperature": 10**400})]), "cannot be sent"),
         (lambda archive: archive.submit([BatchItem("a", "/a.mp4", kind="picture")]), "item 'a' cannot be sent"),
     ],
 )

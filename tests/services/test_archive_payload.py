@@ -47,6 +47,7 @@ from slipstream.documents.surfaces import SURFACES
 from slipstream.errors import InvalidConfig
 from slipstream.messages import Caption, PassCost, SharedFrom, Speculation, VideoFacts
 from slipstream.options import OPTIONS, CaptionOptions
+from slipstream.rpc.archive_codec import batch_item_message, read_batch_item
 from slipstream.sampling.params import STRUCTURES
 from slipstream.service_info import ModelInfo
 from slipstream.speculation.protocol import FinishReason
@@ -113,6 +114,19 @@ def test_what_the_target_would_ignore_is_refused_as_it_is_handed_in() -> None:
             check_batch(shared, CONFIG, older)
         told = [read_item(own, 1, BatchPayload("", {}), Priority.LOW, CONFIG, one).rejection for one in (newer, older)]
         assert not told[0] and why in told[1]
+
+
+@pytest.mark.parametrize("own", [{"choice": ()}, {"choice": []}, {"regex": ""}, {"json_schema": ""}])
+def test_a_job_that_asks_for_free_text_is_handed_in_so(own: OptionValues) -> None:
+    """A line of a manifest has what `CaptionOptions` made of it, and the wire keeps no list without values."""
+    sent = read_batch_item(batch_item_message(BatchItem("a", "/a.mp4", own)))
+    merged = JobPayload("", sent.caption, "").merged_options(BatchPayload("", {"choice": ["c"], "seed": 3}))
+    assert not merged.sampling.is_structured and merged.seed == 3
+
+
+def test_a_schema_of_a_job_may_be_an_object() -> None:
+    sent = read_batch_item(batch_item_message(BatchItem("a", "/a.mp4", {"json_schema": {"type": "null"}})))
+    assert sent.caption == {"json_schema": '{"type": "null"}'}
 
 
 def test_results_come_back_as_they_were() -> None:
