@@ -19,7 +19,7 @@ from slipstream.client.caption_client import (
     check_video,
     gateway_info,
 )
-from slipstream.client.connection import Connection, FilePath, GatewayAddress, check_process, close_with
+from slipstream.client.connection import Connection, FilePath, GatewayAddress, check_process, check_words, close_with
 from slipstream.client.document_client import DocumentCall, check_document, document_events, with_document_keywords
 from slipstream.client.film_client import FilmCall, film_events, segment_captions, with_film_keywords
 from slipstream.config import check_unicode
@@ -182,7 +182,8 @@ class AsyncCaptioner:
             raise InvalidConfig("a gateway that runs has its own target and draft: give either it or them")
         if target is None:
             target, draft = POCKET_DIR / "target", draft or POCKET_DIR / "draft"
-        self._gateway = GatewayAddress(gateway) if isinstance(gateway, str) else gateway
+        check_words(device=device, draft_device=draft_device or "", target_gpus=target_gpus, dtype=dtype)
+        self._gateway = gateway if isinstance(gateway, GatewayAddress | None) else GatewayAddress(gateway)
         self._stack_options = StackOptions(
             target_model=os.fspath(target),
             draft_model=None if draft is None else os.fspath(draft),

@@ -51,6 +51,8 @@ class GatewayAddress:
         if self.ca or self.cert or self.key:
             own = self._named("cert", self.cert), self._named("key", self.key)
             security = make_peer_security(self._named("ca", self.ca), *own)
+        if not isinstance(self.token or "", str):
+            raise InvalidConfig(f"a token must be text, not {type(self.token).__name__}")
         if not isinstance(self.address, str) or not is_sendable(self.address):
             raise InvalidConfig(f"{self.address!r} is no address of a gateway; give HOST:PORT or unix:PATH")
         told = [self.address] if self.address.startswith(("ipv4:", "ipv6:")) else self.address.split(",")
@@ -71,6 +73,13 @@ def _check(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not is_port(port):
         raise InvalidConfig(f"{address!r} is no address of a gateway; give HOST:PORT or unix:PATH")
+
+
+def check_words(**said: object) -> None:
+    """Raises `InvalidConfig` for what must be text and is none, by its name."""
+    for name, word in said.items():
+        if not isinstance(word, str):
+            raise InvalidConfig(f"{name} must be text, not {word!r}")
 
 
 _used_in: set[int] = set()

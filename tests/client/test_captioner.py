@@ -284,6 +284,24 @@ def test_what_is_no_address(address: Any) -> None:
         slipstream.connect(address)
 
 
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        ({"target_gpus": [0, 1]}, r"target_gpus must be text, not \[0, 1\]"),
+        ({"target_gpus": None}, "target_gpus must be text, not None"),
+        ({"device": None}, "device must be text, not None"),
+        ({"device": 0}, "device must be text, not 0"),
+        ({"draft_device": 1}, "draft_device must be text, not 1"),
+        ({"gateway": 50050}, "50050 is no address of a gateway"),
+    ],
+)
+def test_what_no_stack_can_start_with(said: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InvalidConfig, match=complaint):
+        Captioner(**said)
+    with pytest.raises(InvalidConfig, match="a token must be text, not int"):
+        slipstream.connect("127.0.0.1:1", token=cast(str, 3))
+
+
 async def test_an_address_is_a_gateway(gateway: FakeGateway, video: Path) -> None:
     async with slipstream.AsyncCaptioner(gateway=gateway.address) as captioner:
         assert (await captioner.caption(video)).text == TEXT
