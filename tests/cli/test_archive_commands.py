@@ -16,6 +16,7 @@ import pytest
 from slipstream.archive.messages import Job
 from slipstream.cli.app import run
 from slipstream.cli.archive.output import FORMULA_STARTS, replacing
+from slipstream.client import archive_client
 from slipstream.errors import InvalidConfig, ServiceUnavailable
 from tests.cli.fake_archive import TEXT, FakeArchive
 
@@ -196,6 +197,17 @@ def test_what_no_such_file_can_be_made_of_is_told(
 @pytest.mark.parametrize("form", ["vtt", "md", "jsonl"])
 def test_a_batch_that_there_is_not_leaves_nothing(archive: FakeArchive, tmp_path: Path, form: str) -> None:
     assert ask(archive, "export", "nowhere", "--output", str(tmp_path / "out"), "--format", form) == 3
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [("export", "--output", "out.jsonl"), ("audit",)], ids=["export", "audit"])
+def test_a_gateway_that_is_not_there_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(archive_client, "PAUSE_S", 1e9)
+    command, *more = words
+    assert run(["archive", command, "mine", *more, "--gateway", f"unix:{tmp_path}/nobody.sock"]) == 4
     assert not list(tmp_path.iterdir())
 
 

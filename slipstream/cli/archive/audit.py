@@ -74,6 +74,7 @@ def audit_command(
 
 
 async def _records_of(client: ArchiveClient, batch: str) -> AsyncGenerator[Record, None]:
+    await client.get(batch)  # where no gateway answers at first there is none to wait for
     async with aclosing(client.jobs(batch, {JobState.DONE})) as jobs:
         async for job in jobs:
             yield job_record(job, [part async for part in client.parts(batch, job)])

@@ -1,6 +1,7 @@
 """The commands of `slipstream archive` that ask about a batch or change it: status, watch, cancel, retry, export."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
@@ -114,12 +115,18 @@ def export_command(
     """Write the results there are; jobs without one go to OUTPUT.errors.jsonl. Repeating it gives the same files."""
     wanted = Output(output, choose_format(form, output), _states(state or ()), csv_raw)
     check_output(wanted.path, wanted.form)
-    counts = ask(gateway, connection, lambda client: export(client, batch, wanted))
+    counts = ask(gateway, connection, lambda client: _export_of(client, batch, wanted))
     told = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items()) or "no jobs"
     line = json.dumps(counts) if as_json else f"{printable(output)}: {told}"
     typer.echo(line, err=not as_json or output == STDOUT)
     for note in [] if as_json else notes(counts, wanted):
         typer.echo(f"slipstream: {printable(note)}", err=True)
+
+
+async def _export_of(client: ArchiveClient, batch: str, output: Output) -> Counter[str]:
+    """Once begun an export waits for a gateway that restarts; where none answers at first there is none."""
+    await client.get(batch)
+    return await export(client, batch, output)
 
 
 def _states(names: list[str] | tuple[()]) -> frozenset[JobState]:
