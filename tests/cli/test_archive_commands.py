@@ -276,6 +276,16 @@ def test_only_some_states(archive: FakeArchive, batch: str, tmp_path: Path, caps
 
 
 @pytest.mark.parametrize("form", ["vtt", "srt"])
+def test_no_file_of_subtitles_is_made_of_lines(
+    archive: FakeArchive, batch: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    output = tmp_path / f"film.{form}"
+    assert ask(archive, "export", batch, "--output", str(output)) == 2
+    assert f"{form} is a file for each job: give --format {form} and a folder" in capsys.readouterr().err
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("form", ["vtt", "srt"])
 def test_subtitles(archive: FakeArchive, batch: str, tmp_path: Path, form: str) -> None:
     folder = tmp_path / "new" / "subtitles"
     for _ in range(2):

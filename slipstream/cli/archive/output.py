@@ -80,8 +80,9 @@ class Format(StrEnum):
 def choose_format(wanted: Format | None, output: str) -> Format:
     """The wanted format, or what the output's extension says; JSON lines else."""
     if wanted is None:
-        endings = (Format.CSV, Format.PARQUET)
-        wanted = next((form for form in endings if output.lower().endswith(f".{form}")), Format.JSONL)
+        wanted = next((form for form in Format if output.lower().endswith(f".{form}")), Format.JSONL)
+        if wanted.is_folder:
+            raise InvalidConfig(f"{output}: {wanted} is a file for each job: give --format {wanted} and a folder")
     if wanted.is_folder and output == STDOUT:
         raise InvalidConfig(f"{wanted} is a file for each job: --output must name a folder")
     if wanted is Format.PARQUET and output == STDOUT:
