@@ -18,10 +18,10 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.errors import InvalidConfig, InvalidRequest, Overloaded, ProtocolViolation, ServiceUnavailable
 from slipstream.rpc import archive_codec as codec
 from slipstream.rpc.message_limits import IdleLimit, first_of
+from slipstream.rpc.peers import Peers
 from slipstream.rpc.security import current_owner, current_rights
 from slipstream.rpc.tracing import Tracing
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc
-from slipstream.service_info import ModelInfo
 
 WATCH_S = 0.5
 WATCH_RETRY_AFTER_S = 10.0
@@ -83,11 +83,11 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         queue: JobQueue | None,
         stopping: asyncio.Event,
         tracing: Tracing | None = None,
-        target: Callable[[], ModelInfo | None] = lambda: None,
+        peers: Peers | None = None,
     ) -> None:
-        """`target`: what it serves, as far as that is known."""
+        """`peers`: of which the target says what it honours, as far as that is known."""
         self._config = config
-        self._target = target
+        self._peers = peers
         self._tracing = tracing
         self._stopping = stopping
         self._queue_or_none = queue
@@ -106,7 +106,7 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         first = await first_of(stream, "batch", "a submit")
         options = codec.read_batch_options(first.batch)
         owner, rights, config = current_owner(), current_rights(), self._config
-        target = self._target()
+        target = None if self._peers is None else self._peers.target.model
         check_batch(options, config, target)
         check_rights(options, owner, rights, config)
         most = max_waiting(owner, rights, config)
