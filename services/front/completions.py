@@ -171,7 +171,8 @@ class ChatForm:
         return self.completion.chunk(self.index, delta, tokens=tokens, **usage)
 
     def aside(self, facts: Mapping[str, Any]) -> bytes:
-        return self.completion.figures_chunk(slipstream=facts)
+        told = {**facts, "choice": self.index} if self.index else facts
+        return self.completion.figures_chunk(slipstream=told)
 
     def fail(self, error: Mapping[str, Any]) -> bytes:
         return event({"error": error}) + DONE

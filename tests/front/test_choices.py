@@ -2,6 +2,7 @@
 with a gateway's events made by hand."""
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
@@ -141,6 +142,15 @@ class Told:
             yield Caption("".join(PIECES), 2, FinishReason.STOP)
         finally:
             self.ended.append(index)
+
+
+async def test_what_is_told_beside_a_text_says_of_which() -> None:
+    told = Told(read(request(n=2, slipstream={"trace": True})))
+    told.prefill.set(), told.text.set()
+    async with aclosing(tell_choices(told.answers, told.of)) as stream:
+        events = [json.loads(piece.removeprefix(b"data: ")) async for piece in stream if b"[DONE]" not in piece]
+    beside = [event["slipstream"] for event in events if not event["choices"]]
+    assert [facts.get("choice", 0) for facts in beside if "stage" in facts] == [0, 1]
 
 
 async def test_the_others_begin_when_the_first_is_prefilled() -> None:
