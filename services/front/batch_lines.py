@@ -191,9 +191,10 @@ class ItemMaker:
 
     def _source(self, line: BatchLine, asked: ChatRequest) -> tuple[str, JobKind]:
         medium, source = asked.medium, asked.medium.source
-        if isinstance(source, RemoteFile | str):
-            place, name = (source.path,) * 2 if isinstance(source, RemoteFile) else (source, source.partition("?")[0])
-            return place, _kind(is_document(medium, name.lower().encode(), self.info))
+        if isinstance(source, RemoteFile):
+            return source.path, _kind(is_document(medium, source.path.lower().encode(), self.info))
+        if isinstance(source, str):
+            return source, _kind(is_document(medium, source.partition("?")[0].lower().encode(), self.info))
         if self.media_folder is None:
             raise ApiError(
                 "this server's batches take no media by value; give file:///PATH or https://",
@@ -208,7 +209,7 @@ class ItemMaker:
                 beginning = file.read(BEGINNING_BYTES)
                 is_paper = is_document(medium, beginning, self.info)
                 if is_picture(medium, beginning) and not is_paper:
-                    _write_video([Window(file, 0, file.seek(0, os.SEEK_END))], medium, path)
+                    _write_video([Window.whole(file)], medium, path)
                 else:
                     _name_again(stored, path)
             return str(path), _kind(is_paper)

@@ -4,6 +4,7 @@ place. So a body of gigabytes takes as much memory as the words in it."""
 import binascii
 import hashlib
 import json
+import os
 import re
 import secrets
 import tempfile
@@ -254,6 +255,11 @@ class Window:
         self._file, self._start, self._end = file, start, end
         self._position = start
         self._lock = threading.Lock() if lock is None else lock
+
+    @classmethod
+    def whole(cls, file: IO[bytes]) -> "Window":
+        """All of a file."""
+        return cls(file, 0, file.seek(0, os.SEEK_END))
 
     @property
     def num_bytes(self) -> int:

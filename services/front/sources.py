@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import re
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -86,7 +85,8 @@ class Sources:
         if isinstance(source, Media):
             window, facts = body.window(source.start, source.end), MediaFacts(source.sha256, source.num_bytes)
         else:
-            window, facts = await _whole(await self._file(medium, owner, exits)), MediaFacts()
+            file, facts = await self._file(medium, owner, exits), MediaFacts()
+            window = await asyncio.to_thread(Window.whole, file)
         beginning = await asyncio.to_thread(window.again().read, BEGINNING_BYTES)
         is_paper = is_document(medium, beginning, info)
         if is_picture(medium, beginning) and not is_paper:
@@ -112,7 +112,7 @@ class Sources:
         output, take = self._spool(exits)
         take(sum(frame.num_bytes for frame in frames))
         await asyncio.to_thread(write_avi, frames, medium.frames_per_second, output, medium.param)
-        return Opened(await _whole(output), is_document=False)
+        return Opened(await asyncio.to_thread(Window.whole, output), is_document=False)
 
     def _spool(self, exits: contextlib.AsyncExitStack) -> tuple[IO[bytes], Callable[[int], None]]:
         """A file for the time of a request, and what counts its bytes among those of all."""
@@ -121,10 +121,6 @@ class Sources:
 
 def _temporary() -> IO[bytes]:
     return tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)
-
-
-async def _whole(file: IO[bytes]) -> Window:
-    return Window(file, 0, await asyncio.to_thread(file.seek, 0, os.SEEK_END))
 
 
 class _Sink:
