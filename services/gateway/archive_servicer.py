@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 import grpc
@@ -36,12 +37,18 @@ PAGE_BYTES = 2 * 1024**2
 MessageT = TypeVar("MessageT", bound=Message)
 
 
+Look = Callable[[str], Awaitable[Batch]]
+"""Asks how a batch stands, by its id."""
+Obstacle = Callable[[], tuple[str, float]]
+"""Why this gateway takes no jobs, and since when (unix time); empty where it does."""
+
+
 class BatchWatch:
     """Looks at one batch again and again, for all who watch it."""
 
-    def __init__(self, queue: JobQueue, batch_id: str, stopping: asyncio.Event) -> None:
+    def __init__(self, look: Look, batch_id: str, stopping: asyncio.Event) -> None:
         self.num_watchers = 0
-        self._queue = queue
+        self._ask = look
         self._batch_id = batch_id
         self._stopping = stopping
         self._next: asyncio.Future[Batch] = asyncio.get_running_loop().create_future()
@@ -63,7 +70,7 @@ class BatchWatch:
                 break
             looked, self._next = self._next, asyncio.get_running_loop().create_future()
             try:
-                looked.set_result(batch_of(await self._queue.get_batch(self._batch_id)))
+                looked.set_result(await self._ask(self._batch_id))
             except Exception as error:
                 _fail(looked, error)
         _fail(self._next, ServiceUnavailable("this gateway is stopping; watch the batch at another, or later"))
@@ -84,9 +91,11 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         stopping: asyncio.Event,
         tracing: Tracing | None = None,
         peers: Peers | None = None,
+        obstacle: Obstacle = lambda: ("", 0.0),
     ) -> None:
         """`peers`: of which the target says what it honours, as far as that is known."""
         self._config = config
+        self._obstacle = obstacle
         self._peers = peers
         self._tracing = tracing
         self._stopping = stopping
@@ -121,13 +130,13 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
     async def GetBatch(
         self, request: archive_pb2.GetBatchRequest, context: grpc.aio.ServicerContext
     ) -> archive_pb2.Batch:
-        return codec.batch_message(batch_of(await self._find(request.batch)))
+        return codec.batch_message(self._seen(await self._find(request.batch)))
 
     async def WatchBatch(
         self, request: archive_pb2.WatchBatchRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[archive_pb2.Batch]:
         clock = asyncio.get_running_loop().time
-        batch, last, changed = batch_of(await self._find(request.batch)), None, clock()
+        batch, last, changed = self._seen(await self._find(request.batch)), None, clock()
         with self._watching(batch.batch_id) as watch:
             while True:
                 if batch != last:
@@ -146,7 +155,7 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
     ) -> archive_pb2.ListBatchesResponse:
         limit = _page_size(request.limit)
         records = await self._queue.list_batches(current_owner(), limit)
-        return archive_pb2.ListBatchesResponse(batches=[codec.batch_message(batch_of(record)) for record in records])
+        return archive_pb2.ListBatchesResponse(batches=[codec.batch_message(self._seen(record)) for record in records])
 
     async def ListJobs(
         self, request: archive_pb2.ListJobsRequest, context: grpc.aio.ServicerContext
@@ -181,7 +190,7 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
     ) -> archive_pb2.Batch:
         batch_id = (await self._find(request.batch)).batch_id
         await self._queue.cancel_batch(batch_id)
-        return codec.batch_message(batch_of(await self._queue.get_batch(batch_id)))
+        return codec.batch_message(await self._look(batch_id))
 
     async def RetryDead(
         self, request: archive_pb2.RetryDeadRequest, context: grpc.aio.ServicerContext
@@ -205,7 +214,7 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
             )
         watch = self._watches.get(batch_id)
         if watch is None:
-            watch = self._watches[batch_id] = BatchWatch(self._queue, batch_id, self._stopping)
+            watch = self._watches[batch_id] = BatchWatch(self._look, batch_id, self._stopping)
         self._num_watchers[owner] += 1
         watch.num_watchers += 1
         try:
@@ -216,6 +225,17 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
             if not watch.num_watchers:
                 watch.close()
                 del self._watches[batch_id]
+
+    async def _look(self, batch_id: str) -> Batch:
+        return self._seen(await self._queue.get_batch(batch_id))
+
+    def _seen(self, record: BatchRecord) -> Batch:
+        """As its owner sees it. Where all of it waits, this gateway's own trouble is nearer than the queue's."""
+        batch = batch_of(record)
+        why, since_s = self._obstacle()
+        if why and batch.counts.queued and not batch.counts.running:
+            return replace(batch, obstacle=why, obstacle_s=since_s)
+        return batch
 
     @property
     def _queue(self) -> JobQueue:

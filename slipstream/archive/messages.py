@@ -219,6 +219,9 @@ class Batch:
     parts_done: int = 0
     parts_bytes: int = 0
     """That they take in the queue."""
+    obstacle: str = ""
+    """Why a job of it was given back to wait, the last time that one was; and when."""
+    obstacle_s: float = 0.0
 
     @property
     def is_ended(self) -> bool:

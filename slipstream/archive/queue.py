@@ -268,6 +268,9 @@ class BatchRecord:
     """Of all jobs, as far as they were begun."""
     parts_done: int = 0
     parts_bytes: int = 0
+    obstacle: str = ""
+    """Why a job of it was given back, the last time that one was; and when."""
+    obstacle_s: float = 0.0
 
     @property
     def total(self) -> int:
@@ -282,15 +285,6 @@ def sha256(data: str | bytes) -> str:
 def job_id(batch_id: str, custom_id: str) -> str:
     """The same item of the same batch is the same job, whoever hands it in."""
     return sha256(f"{batch_id}\0{custom_id}")[:32]
-
-
-def batch_state(counts: Mapping[JobState, int], *, is_sealed: bool, is_cancelled: bool) -> BatchState:
-    is_live = counts[JobState.QUEUED] + counts[JobState.RUNNING] > 0
-    if is_cancelled:
-        return BatchState.CANCELLING if is_live else BatchState.CANCELLED
-    if not is_sealed:
-        return BatchState.OPEN
-    return BatchState.IN_PROGRESS if is_live else BatchState.COMPLETED
 
 
 @dataclass(frozen=True)

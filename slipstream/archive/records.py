@@ -233,6 +233,7 @@ def _loads(text: str) -> dict[str, Any]:
 # -- for callers ------------------------------------------------------------------------------------------------------
 
 _WHOLE_TOTALS = {field.name for field in fields(BatchTotals) if field.type in (int, "int")}
+_SAME_OF_BATCH = {field.name for field in fields(Batch)} & {field.name for field in fields(BatchRecord)}
 
 
 def batch_of(record: BatchRecord) -> Batch:
@@ -241,19 +242,9 @@ def batch_of(record: BatchRecord) -> Batch:
     totals: dict[str, Any] = {
         name: round(record.tallies[name]) if name in _WHOLE_TOTALS else record.tallies[name] for name in known
     }
-    return Batch(
-        batch_id=record.batch_id,
-        key=_key(record.options),
-        state=record.state,
-        metadata=record.metadata,
-        counts=JobCounts(total=record.total, **{state.value: count for state, count in record.counts.items()}),
-        created_s=record.created_s,
-        ended_s=record.ended_s,
-        totals=BatchTotals(**totals),
-        parts_total=record.parts_total,
-        parts_done=record.parts_done,
-        parts_bytes=record.parts_bytes,
-    )
+    said: dict[str, Any] = {name: getattr(record, name) for name in _SAME_OF_BATCH}
+    counts = JobCounts(total=record.total, **{state.value: count for state, count in record.counts.items()})
+    return Batch(**said | {"key": _key(record.options), "counts": counts, "totals": BatchTotals(**totals)})
 
 
 _SAME = {field.name for field in fields(Job)} & {field.name for field in fields(JobRecord)}

@@ -4,11 +4,19 @@ holds, it becomes a record or `DamagedRecord`."""
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slipstream.archive.parts import PartRecord, PartsState
-from slipstream.archive.queue import BatchRecord, DamagedRecord, JobRecord, JobState, Lease, batch_state, sha256
+from slipstream.archive.queue import (
+    BatchRecord,
+    BatchState,
+    DamagedRecord,
+    JobRecord,
+    JobState,
+    Lease,
+    sha256,
+)
 from slipstream.logs import get_logger
 
 DAMAGED = "its SHA-256 differs from when it was stored"
@@ -104,7 +112,19 @@ def batch_from(batch_id: str, pairs: Sequence[bytes]) -> BatchRecord | None:
             parts_total=int(fields.get("p:total", 0)),
             parts_done=int(fields.get("p:done", 0)),
             parts_bytes=int(fields.get("p:bytes", 0)),
+            obstacle=fields.get("obstacle", ""),
+            obstacle_s=_seconds(fields.get("obstacle_at", "")),
         )
+
+
+def batch_state(counts: Mapping[JobState, int], *, is_sealed: bool, is_cancelled: bool) -> BatchState:
+    """What a batch is by its counts and flags."""
+    is_live = counts[JobState.QUEUED] + counts[JobState.RUNNING] > 0
+    if is_cancelled:
+        return BatchState.CANCELLING if is_live else BatchState.CANCELLED
+    if not is_sealed:
+        return BatchState.OPEN
+    return BatchState.IN_PROGRESS if is_live else BatchState.COMPLETED
 
 
 def _seconds(milliseconds: str) -> float:

@@ -9,9 +9,7 @@ from slipstream.archive.messages import (
     Batch,
     BatchItem,
     BatchOptions,
-    BatchTotals,
     Job,
-    JobCounts,
     JobKind,
     JobPage,
     JobPart,
@@ -151,18 +149,11 @@ def batch_message(batch: Batch) -> archive_pb2.Batch:
 
 def read_batch(message: archive_pb2.Batch) -> Batch:
     """A batch; a state that a later release may have counts as one that goes on."""
-    return Batch(
-        batch_id=message.batch_id,
-        key=message.key,
+    return from_message(
+        message,
+        Batch,
         state=_BATCH_STATE_NAMES.get(message.state, BatchState.IN_PROGRESS),
         metadata=dict(message.metadata),
-        counts=from_message(message.counts, JobCounts),
-        created_s=message.created_s,
-        ended_s=message.ended_s,
-        totals=from_message(message.totals, BatchTotals),
-        parts_total=message.parts_total,
-        parts_done=message.parts_done,
-        parts_bytes=message.parts_bytes,
     )
 
 

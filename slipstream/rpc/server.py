@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -130,6 +131,8 @@ class HealthWatch:
     def __init__(self, name: str, service: str, ask: Callable[[], Awaitable[object]], lifecycle: Lifecycle) -> None:
         self.is_up = True
         """What the last question found; becomes False at once, before health does."""
+        self.reason, self.since_s = "", 0.0
+        """Why it is not, and since when (unix time)."""
         self._name = name
         self._service = service
         self._ask = ask
@@ -153,12 +156,13 @@ class HealthWatch:
         except SlipstreamError as error:
             self.is_up = False
             self._misses += 1
+            self.reason, self.since_s = str(error), self.since_s if self.reason else time.time()
             if self._misses == MAX_MISSES:
                 get_logger().warning("health.lost", peer=self._name, reason=str(error))
         else:
             if self._misses >= MAX_MISSES:
                 get_logger().info("health.regained", peer=self._name)
-            self.is_up, self._misses = True, 0
+            self.is_up, self._misses, self.reason = True, 0, ""
         self._lifecycle.report(self._service, is_serving=self._misses < MAX_MISSES)
 
 

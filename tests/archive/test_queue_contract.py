@@ -106,6 +106,18 @@ async def test_batch_states(world: World) -> None:
     assert await state() is BatchState.OPEN
 
 
+async def test_a_batch_tells_why_a_job_of_it_was_given_back_last(world: World) -> None:
+    await fill(world, "a", "b")
+    assert (await world.queue.get_batch("batch")).obstacle == ""
+    first, second = await world.queue.take("w", 2)
+    assert await world.queue.retry(first, "no draft here", 30.0, counted=False)
+    told = await world.queue.get_batch("batch")
+    assert (told.obstacle, told.obstacle_s >= told.created_s > 0) == ("no draft here", True)
+    assert await world.queue.crash(second, "the target died")
+    assert (await world.queue.get_batch("batch")).obstacle == "the target died"
+    assert {job.error for job in (await world.jobs()).values()} == {"no draft here", "the target died"}
+
+
 async def test_a_live_lease_is_kept_whatever_the_jobs_length(world: World) -> None:
     """Named by the mutation guard: no renewal."""
     await fill(world, "a")

@@ -236,7 +236,7 @@ async def _batch_but_times(queue: JobQueue, batch_id: str) -> Any:
     return (
         parts,
         [replace(job, created_s=0.0, started_s=0.0, ended_s=0.0) for job in jobs],
-        replace(batch, created_s=0.0, ended_s=0.0),
+        replace(batch, created_s=0.0, ended_s=0.0, obstacle_s=0.0),
     )
 
 

@@ -44,6 +44,30 @@ async def test_a_watch_tells_changes_only_and_ends(served: Served) -> None:
     assert (last.counts.done, last.counts.failed, last.totals.tokens, last.totals.video_s) == (3, 2, 9, 4.5)
 
 
+async def test_who_watches_is_told_why_jobs_wait(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last reason in the queue; where all wait, the trouble of the gateway that is asked."""
+    await served.archive.submit(ITEMS[:2], key="k")
+    call = served.stub.WatchBatch(archive_pb2.WatchBatchRequest(batch="k"), timeout=120)
+    assert (await call.read()).obstacle == ""
+    first, second = await served.queue.take("tester", 2)
+    await served.queue.retry(first, "no draft here", 60.0, counted=False)
+    await eventually_told(call, "no draft here")
+    monkeypatch.setattr(served.servicer, "_obstacle", lambda: ("the target does not answer", 5.0))
+    assert (await served.archive.get("k")).obstacle == "no draft here", "one of them runs"
+    await served.queue.crash(second, "the target died")
+    told = await eventually_told(call, "the target does not answer")
+    assert told.obstacle_s == 5.0
+    monkeypatch.undo()
+    assert (await served.archive.get("k")).obstacle == "the target died"
+
+
+async def eventually_told(call: Any, obstacle: str) -> archive_pb2.Batch:
+    """The next state of a batch with that obstacle."""
+    while (told := await call.read()).obstacle != obstacle:
+        pass
+    return told
+
+
 async def test_a_watch_of_a_batch_that_was_left_open_ends(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A submit that breaks off leaves its batch open; when all of it is done nothing will ever end it."""
     monkeypatch.setattr(servicer_module, "ABANDONED_S", 0.3)

@@ -19,9 +19,8 @@ from slipstream.archive.queue import (
     Retried,
     SubmitOutcome,
     UnknownBatch,
-    batch_state,
 )
-from slipstream.archive.redis_rows import DIGEST_BYTES
+from slipstream.archive.redis_rows import DIGEST_BYTES, batch_state
 from slipstream.errors import InvalidRequest, LimitExceeded
 from tests.support.memory_table import Batch, JobTable, place_in_take
 
@@ -109,11 +108,11 @@ class MemoryQueue(JobTable):
             self._absolve(lease)
             return job is not None
         self._forget_suspect(lease)
-        job.set(attempts=job.record.attempts + counted, error=reason)
+        job.set(attempts=job.record.attempts + counted)
         if counted and job.record.attempts >= self.policy.max_attempts:
             self._bury(job, reason)
         else:
-            self._give_back(job, delay_s)
+            self._give_back(job, delay_s, reason)
         return True
 
     async def crash(self, lease: Lease, reason: str) -> bool:
@@ -127,8 +126,7 @@ class MemoryQueue(JobTable):
         if crashes >= self.policy.max_crashes:
             self._bury(job, f"whatever ran it died {crashes} times: {reason}")
         else:
-            job.set(error=reason)
-            self._give_back(job, 0.0)
+            self._give_back(job, 0.0, reason)
         return True
 
     async def open_parts(self, lease: Lease, key: str, total: int = 0, layout: str = "") -> PartsState | None:
@@ -216,6 +214,8 @@ class MemoryQueue(JobTable):
             parts_total=sum(job.record.parts_total for job in jobs),
             parts_done=sum(len(job.parts) for job in jobs),
             parts_bytes=sum(stored_bytes([*job.parts.values(), *job.notes.values()]) for job in jobs),
+            obstacle=batch.obstacle,
+            obstacle_s=batch.obstacle_s,
         )
 
     async def list_batches(self, owner: str | None = None, limit: int = 100) -> list[BatchRecord]:

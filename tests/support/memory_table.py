@@ -37,6 +37,8 @@ class Batch:
     expires_s: float | None = None
     is_sealed: bool = False
     is_cancelled: bool = False
+    obstacle: str = ""
+    obstacle_s: float = 0.0
 
 
 @dataclass
@@ -174,10 +176,14 @@ class JobTable:
         job.place = (stream, self._num_entries)
         self._waiting.setdefault(stream, deque()).append((self._num_entries, job.record.job_id))
 
-    def _give_back(self, job: Job, delay_s: float) -> None:
-        if self._batches[job.record.batch_id].is_cancelled:
+    def _give_back(self, job: Job, delay_s: float, why: str = "") -> None:
+        job.set(error=why or job.record.error)
+        batch = self._batches[job.record.batch_id]
+        if batch.is_cancelled:
             self._move(job, JobState.CANCELLED)
             return
+        if why:
+            batch.obstacle, batch.obstacle_s = why, self._clock()
         self._move(job, JobState.QUEUED)
         if delay_s > 0:
             job.place = ("", 0)

@@ -2,7 +2,7 @@
 
 import { get, post } from "./api.js";
 import { make } from "./dom.js";
-import { ended, markedOf, MARKS_ARE, notesOf } from "./figures.js";
+import { ended, markedOf, MARKS_ARE, notesOf, whyWaiting } from "./figures.js";
 import { poll } from "./poll.js";
 import { bar, Cards, link, Table } from "./table.js";
 
@@ -27,6 +27,7 @@ class BatchView {
     this.told = make("p", { class: "bad", role: "status" });
     this.done = make("p", { class: "good", role: "status" });
     this.refused = make("p", { class: "bad", role: "status" }); // what a button has led to: `told` is the polls'
+    this.waits = make("p", { class: "soft", role: "status" });
     this.progress = make("progress", { "aria-label": "Jobs that have ended" });
     this.cards = new Cards();
     this.errors = new Table("Errors", ["What", "Status", "State", "Items", "Such as"], "Nothing failed.");
@@ -36,7 +37,7 @@ class BatchView {
     this.export = make("button", { type: "button", click: () => this.#export() }, "Export as JSON lines");
     this.before = make("button", { type: "button", click: () => this.#turn(-1) }, "Earlier items");
     this.after = make("button", { type: "button", click: () => this.#turn(1) }, "Later items");
-    this.element = make("div", {}, this.name, this.told, this.done, this.refused, this.progress, this.cards.element, make("div", { class: "fields" }, this.retry, this.cancel, this.export), make("h2", {}, "What failed, and why"), this.errors.element, make("h2", {}, "Items"), make("p", { class: "soft" }, MARKS_ARE), this.jobs.element, make("div", { class: "fields" }, this.before, this.after));
+    this.element = make("div", {}, this.name, this.told, this.done, this.refused, this.progress, this.waits, this.cards.element, make("div", { class: "fields" }, this.retry, this.cancel, this.export), make("h2", {}, "What failed, and why"), this.errors.element, make("h2", {}, "Items"), make("p", { class: "soft" }, MARKS_ARE), this.jobs.element, make("div", { class: "fields" }, this.before, this.after));
     this.stop = this.#poll();
   }
 
@@ -71,6 +72,8 @@ class BatchView {
     this.progress.max = counts.total || 1;
     this.progress.value = ended(found);
     this.cards.show({ State: found.state, Items: counts.total, Waiting: counts.queued, Running: counts.running, Done: counts.done, Failed: counts.failed, "Given up (dead)": counts.dead, Cancelled: counts.cancelled, "Marked texts": markedOf(found), "Shared, skipped": `${totals.shared}, ${totals.skipped}` });
+    const waits = whyWaiting(found, Date.now() / 1000);
+    if (this.waits.textContent !== waits) this.waits.textContent = waits;
     this.retry.disabled = !counts.failed && !counts.dead;
     this.cancel.disabled = found.is_ended;
     this.errors.show(errors.errors.map((group) => [`${group.state} ${group.code} ${group.message}`, [group.message || "no reason was given", group.code, group.state, group.count, group.such_as.join(", ")]]));

@@ -14,8 +14,7 @@ if arg(7) == '1' then
 elseif arg(6) == '1' and attempts >= MAX_ATTEMPTS then
   bury(id, batch, 'running', arg(4), 'ABORTED')
 else
-  redis.call('HSET', job_key(id), 'error', arg(4))
-  give_back(id, batch, tonumber(arg(5)))
+  give_back(id, batch, tonumber(arg(5)), arg(4))
 end
 drop(entry)
 return redis.call('HGET', job_key(id), 'state') == 'dead' and 2 or 1

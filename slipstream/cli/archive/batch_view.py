@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 
 from slipstream.archive.messages import Batch, BatchTotals
 from slipstream.archive.quality import COUNTED_MARKS
+from slipstream.cli.views import printable
 from slipstream.client.archive_client import ArchiveClient
 
 # -- figures ----------------------------------------------------------------------------------------------------------
@@ -21,6 +22,8 @@ from slipstream.client.archive_client import ArchiveClient
 SECONDS_PER_HOUR = 3600.0
 WINDOW_S = 300.0
 """Rates are those of this long."""
+RECENT_S = 600.0
+"""What kept jobs waiting is told for so long; none is given back for longer."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,16 @@ def describe(batch: Batch, figures: Figures) -> str:
     if batch.parts_total:
         facts.append(f"{batch.parts_done:,} of {batch.parts_total:,} parts")
     odd = [(getattr(batch.totals, mark), mark.value) for mark in COUNTED_MARKS]
-    return ", ".join(facts + describe_figures(figures) + [f"{number:,} {name}" for number, name in odd if number])
+    facts += describe_figures(figures) + [f"{number:,} {name}" for number, name in odd if number]
+    return ", ".join(facts) + why_waiting(batch)
+
+
+def why_waiting(batch: Batch) -> str:
+    """What kept jobs of it from running lately, where some wait; in words that end a line."""
+    age_s = max(time.time() - batch.obstacle_s, 0.0)
+    if not batch.obstacle or not batch.counts.queued or age_s > RECENT_S:
+        return ""
+    return f"; {batch.counts.queued:,} wait, {span(age_s)} ago: {' '.join(printable(batch.obstacle).split())}"
 
 
 def describe_figures(figures: Figures) -> list[str]:

@@ -141,7 +141,7 @@ class SubmitBatchResponse(_message.Message):
     def __init__(self, batch_id: _Optional[str] = ..., num_added: _Optional[int] = ..., num_known: _Optional[int] = ..., num_conflicts: _Optional[int] = ..., conflicts: _Optional[_Iterable[str]] = ..., num_rejected: _Optional[int] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("batch_id", "key", "state", "metadata", "counts", "created_s", "ended_s", "totals", "parts_total", "parts_done", "parts_bytes")
+    __slots__ = ("batch_id", "key", "state", "metadata", "counts", "created_s", "ended_s", "totals", "parts_total", "parts_done", "parts_bytes", "obstacle", "obstacle_s")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +160,8 @@ class Batch(_message.Message):
     PARTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     PARTS_DONE_FIELD_NUMBER: _ClassVar[int]
     PARTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OBSTACLE_FIELD_NUMBER: _ClassVar[int]
+    OBSTACLE_S_FIELD_NUMBER: _ClassVar[int]
     batch_id: str
     key: str
     state: BatchState
@@ -171,7 +173,9 @@ class Batch(_message.Message):
     parts_total: int
     parts_done: int
     parts_bytes: int
-    def __init__(self, batch_id: _Optional[str] = ..., key: _Optional[str] = ..., state: _Optional[_Union[BatchState, str]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., counts: _Optional[_Union[JobCounts, _Mapping]] = ..., created_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., totals: _Optional[_Union[BatchTotals, _Mapping]] = ..., parts_total: _Optional[int] = ..., parts_done: _Optional[int] = ..., parts_bytes: _Optional[int] = ...) -> None: ...
+    obstacle: str
+    obstacle_s: float
+    def __init__(self, batch_id: _Optional[str] = ..., key: _Optional[str] = ..., state: _Optional[_Union[BatchState, str]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., counts: _Optional[_Union[JobCounts, _Mapping]] = ..., created_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., totals: _Optional[_Union[BatchTotals, _Mapping]] = ..., parts_total: _Optional[int] = ..., parts_done: _Optional[int] = ..., parts_bytes: _Optional[int] = ..., obstacle: _Optional[str] = ..., obstacle_s: _Optional[float] = ...) -> None: ...
 
 class JobCounts(_message.Message):
     __slots__ = ("total", "queued", "running", "done", "failed", "dead", "cancelled")
