@@ -8,6 +8,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("", "slipstream", "slipstream/archive", "proto")
 """What a name may be relative to, beside the folder of the file that names it."""
 NAMED = re.compile(r"(?<![\w/.~<>{}*$-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|proto|lua|yaml|toml|json|sh|txt))(?![\w/{*<])")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)")
 PICTURE = re.compile(r"!\[[^]]+\]\(([^)]+)\)")
 MAX_PICTURES_BYTES = 400_000
 PAGES = sorted(path for folder in (ROOT, ROOT / "docs") for path in folder.glob("*.md"))
@@ -53,6 +54,34 @@ def test_a_name_of_nothing_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("See `slipstream/errors.py`, [there](docs/nowhere.md), `gone.py` and https://a.example/x/y.md.")
     assert [name for name in sorted(named_paths(page)) if not exists(name, page)] == ["docs/nowhere.md", "gone.py"]
+
+
+def places_in(page: Path) -> set[str]:
+    """What a link into the page may name: its headings, as GitHub writes them, and marks of its own."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = [
+        re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    ]
+    named = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return named | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+def lost_links(pages: list[Path]) -> list[str]:
+    return [
+        f"{page.name}: {name}#{place}"
+        for page in pages
+        for name, place in LINK.findall(page.read_text())
+        if not (there := page.parent / name if name else page).exists() or place not in places_in(there)
+    ]
+
+
+def test_a_link_leads_to_its_place(tmp_path: Path) -> None:
+    assert lost_links(PAGES) == []
+    page = tmp_path / "page.md"
+    page.write_text(
+        "## The `one` place\n[a](#the-one-place), [b](#gone), [c](none.md#here), [d](https://a.example/b#c)"
+    )
+    assert lost_links([page]) == ["page.md: #gone", "page.md: none.md#here"]
 
 
 def test_drawings_are_whole() -> None:

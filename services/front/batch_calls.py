@@ -12,7 +12,7 @@ from slipstream.archive.messages import Batch
 from slipstream.archive.queue import BatchState
 from slipstream.errors import SlipstreamError
 from slipstream.services.front.api_errors import ApiError, about
-from slipstream.services.front.batch_lines import ENDPOINT
+from slipstream.services.front.batch_forms import ENDPOINTS
 from slipstream.services.front.batch_records import Ending, HttpBatch, Stage
 from slipstream.services.front.batches import Batches
 from slipstream.services.front.bodies import json_body, read_json
@@ -58,8 +58,9 @@ def read_batch(said: Any, idempotency_key: str, owner: str) -> HttpBatch:
             raise ApiError(
                 f"{name[:64]!r} is not supported; leave it out", param=name[:64], code="unsupported_parameter"
             )
-    if said.get("endpoint") != ENDPOINT:
-        raise ApiError(f'endpoint must be "{ENDPOINT}"', param="endpoint")
+    endpoint = said.get("endpoint")
+    if not isinstance(endpoint, str) or endpoint not in ENDPOINTS:
+        raise ApiError(f"endpoint must be {' or '.join(ENDPOINTS)}", param="endpoint")
     file_id, window = said.get("input_file_id"), said.get("completion_window")
     if not isinstance(file_id, str):
         raise ApiError("input_file_id must be the id of a file", param="input_file_id")
@@ -78,6 +79,7 @@ def read_batch(said: Any, idempotency_key: str, owner: str) -> HttpBatch:
         created_s=now,
         expires_s=now + window_s,
         metadata=_metadata(said.get("metadata")),
+        endpoint=endpoint,
         output_life_s=life_s(life.get("anchor"), life.get("seconds"), "output_expires_after") if life else None,
     )
 
@@ -158,7 +160,7 @@ def shown(batch: HttpBatch, jobs: Batch | None, ending: tuple[str, int]) -> dict
     return {
         "id": batch.batch_id,
         "object": "batch",
-        "endpoint": ENDPOINT,
+        "endpoint": batch.endpoint,
         "errors": {"object": "list", "data": list(batch.errors)} if batch.errors else None,
         "input_file_id": batch.input_file_id,
         "completion_window": batch.completion_window,

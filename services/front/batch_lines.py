@@ -33,9 +33,10 @@ from slipstream.messages import Caption
 from slipstream.options import TOLD_BESIDE
 from slipstream.service_info import GatewayInfo
 from slipstream.services.front.api_errors import ApiError, about, as_api_error
-from slipstream.services.front.batch_records import written_whole
+from slipstream.services.front.batch_forms import CHAT, ENDPOINTS, BatchEndpoint, Kept
+from slipstream.services.front.batch_records import HttpBatch, written_whole
 from slipstream.services.front.chat_messages import Medium, MediumKind, RemoteFile, StoredFile
-from slipstream.services.front.chat_request import OWN_NAMES, ChatRequest, check_kind, read_chat
+from slipstream.services.front.chat_request import OWN_NAMES, ChatRequest, check_kind
 from slipstream.services.front.completions import PAGE_BREAK, Completion, Written
 from slipstream.services.front.file_store import FileStore
 from slipstream.services.front.frames import frame_windows, write_avi
@@ -43,7 +44,6 @@ from slipstream.services.front.gateways import short_name
 from slipstream.services.front.json_body import JsonBody, Media, Window
 from slipstream.services.front.sources import BEGINNING_BYTES, is_document, is_picture
 
-ENDPOINT = "/v1/chat/completions"
 MAX_ID_CHARS = 256
 MAX_TOLD = 100
 """Wrong lines that are told of one batch."""
@@ -98,14 +98,18 @@ class BatchLine:
 
 
 @contextmanager
-def read_lines(file: IO[bytes], max_json_bytes: int, max_media_bytes: int) -> Iterator[Iterator[BatchLine | BadLine]]:
-    """The requests, each good until the next is taken or the context is left; blank lines are none. The file
+def read_lines(
+    file: IO[bytes], url: str, max_json_bytes: int, max_media_bytes: int
+) -> Iterator[Iterator[BatchLine | BadLine]]:
+    """The requests to `url`, each good until the next is taken or the context is left; blank lines are none. The file
     may begin with UTF-8's mark, as some editors write it."""
     with ExitStack() as held:
-        yield _lines(file, partial(JsonBody, max_json_bytes, max_media_bytes), held)
+        yield _lines(file, url, partial(JsonBody, max_json_bytes, max_media_bytes), held)
 
 
-def _lines(file: IO[bytes], new_body: Callable[[], JsonBody], held: ExitStack) -> Iterator[BatchLine | BadLine]:
+def _lines(
+    file: IO[bytes], url: str, new_body: Callable[[], JsonBody], held: ExitStack
+) -> Iterator[BatchLine | BadLine]:
     """What is read of one line is `held` until the next, and not by this generator: whoever leaves it may keep it."""
     number, names, rest = 0, set[str](), file.read(len(BOM_UTF8)).removeprefix(BOM_UTF8)
     is_end = False
@@ -116,7 +120,7 @@ def _lines(file: IO[bytes], new_body: Callable[[], JsonBody], held: ExitStack) -
         try:
             rest, is_end, is_blank = _feed_line(file, rest, body)
             if not is_blank:
-                yield _read_line(number, body, names)
+                yield _read_line(number, url, body, names)
         except ApiError as error:
             yield BadLine(number, str(error), error.code or "invalid_line")
             if error.status == 413:  # it was not read to its end
@@ -137,7 +141,7 @@ def _feed_line(file: IO[bytes], rest: bytes, body: JsonBody) -> tuple[bytes, boo
         rest = b""
 
 
-def _read_line(number: int, body: JsonBody, names: set[str]) -> BatchLine | BadLine:
+def _read_line(number: int, url: str, body: JsonBody, names: set[str]) -> BatchLine | BadLine:
     value = body.value()
     if not isinstance(value, dict):
         return BadLine(number, "a line must be an object")
@@ -149,8 +153,8 @@ def _read_line(number: int, body: JsonBody, names: set[str]) -> BatchLine | BadL
         return BadLine(number, f"custom_id must have 1 to {MAX_ID_CHARS} printable characters")
     if name in names:
         return BadLine(number, f"custom_id {name!r} occurs twice", "duplicate_custom_id")
-    if value.get("method") != "POST" or value.get("url") != ENDPOINT:
-        return BadLine(number, f'method must be "POST" and url "{ENDPOINT}"', "invalid_url")
+    if value.get("method") != "POST" or value.get("url") != url:
+        return BadLine(number, f'method must be "POST" and url "{url}"', "invalid_url")
     if not isinstance(value.get("body"), dict):
         return BadLine(number, "body must be an object")
     names.add(name)
@@ -170,10 +174,21 @@ class ItemMaker:
     files: FileStore
     media_folder: Path | None
     """Where gateways can read; None: there is no such place."""
+    endpoint: BatchEndpoint = CHAT
+    keep: Callable[[str, Kept], None] = lambda custom_id, kept: None
+    """Hears what the answer to a request is to have of it, before there is an item."""
 
     def item(self, line: BatchLine) -> BatchItem:
         """Raises `ApiError` for a request that cannot be served, and what a full disk raises."""
-        asked = read_chat(line.body, line.json.media)
+        try:
+            asked = self.endpoint.read(line.body, line.json.media)
+            item = self._item(line, asked)
+        except ApiError as error:
+            raise self.endpoint.sent_names(error) from error
+        self.keep(line.custom_id, self.endpoint.kept(line.body, asked))
+        return item
+
+    def _item(self, line: BatchLine, asked: ChatRequest) -> BatchItem:
         if asked.stream:
             raise ApiError("a batch streams nothing; leave stream out", param="stream")
         if asked.num_choices > 1:
@@ -255,17 +270,16 @@ def _document_values(document: DocumentOptions) -> Mapping[str, Any]:
 
 def _check_whole(asked: ChatRequest) -> None:
     """Raises `ApiError` for segments, of which an answer could say neither the times nor which have no text, nor are
-    they had of a chat that is no batch's; and for what no job keeps: functions, and what is told of a caption beside
-    its text."""
+    they had of a chat that is no batch's; and for what no job keeps: what is told of a caption beside its text."""
     if asked.options.in_segments:
         why = "an answer is about the video as a whole; `slipstream archive submit` captions segments"
         raise as_api_error(InvalidRequest(f"segments must be left out: {why}"), asked.params)
-    for param, is_asked, cure in (
-        ("tools", asked.functions is not None, "ask for the same JSON by response_format"),
-        *((asked.params.get(name, name), asked.options.get(name, False), "leave it out") for name in TOLD_BESIDE),
-    ):
-        if is_asked:
-            raise ApiError(f"{param} is not supported in batches; {cure}", param=param, code="unsupported_parameter")
+    for name in TOLD_BESIDE:
+        if asked.options.get(name, False):
+            param = asked.params.get(name, name)
+            raise ApiError(
+                f"{param} is not supported in batches; leave it out", param=param, code="unsupported_parameter"
+            )
 
 
 class LineFault(Exception):
@@ -303,13 +317,14 @@ class BatchItems:
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-def answer_line(batch_id: str, job: Job, captions: Sequence[Caption], model: str) -> bytes:
-    """The line of a request that was answered; `captions`: one, or one a page."""
+def answer_line(batch: HttpBatch, job: Job, captions: Sequence[Caption], model: str, kept: Kept) -> bytes:
+    """The line of a request that was answered; `captions`: one, or one a page; `kept`: of the request."""
     text = PAGE_BREAK.join(caption.text for caption in captions)
-    name = f"{batch_id}-{job.job_id}"
+    name = f"{batch.batch_id}-{job.job_id}"
     draft = short_name(job.receipt.draft.model_id) if job.receipt and job.receipt.draft else ""
     completion = Completion(f"chatcmpl-{name}", model, int(job.ended_s), draft)
-    body = completion.whole([Written(text, captions)])
+    form = ENDPOINTS[batch.endpoint].form(completion, kept, name)
+    body = form.whole([Written(text, captions, functions=kept.functions)])
     if job.receipt is not None:
         seen = body["slipstream"]["receipt"]
         seen |= {"media_sha256": job.receipt.video_sha256, "media_bytes": job.receipt.video_bytes}

@@ -11,28 +11,33 @@ from slipstream.archive.queue import JobState
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.errors import ServiceUnavailable
 from slipstream.messages import Caption
+from slipstream.services.front.batch_forms import KeptReader
 from slipstream.services.front.batch_lines import BadLine, BatchLine, answer_line, job_error_line, never_run_line
 from slipstream.services.front.batch_records import Ending, HttpBatch
 from slipstream.services.front.file_store import NewFile
 
 
 async def write_jobs(
-    archive: ArchiveClient, batch: HttpBatch, model: str, output: NewFile, errors: NewFile, ending: str
+    archive: ArchiveClient, batch: HttpBatch, model: str, said: Path, output: NewFile, errors: NewFile, ending: str
 ) -> tuple[int, set[str]]:
-    """How many were done, and the names of all. Raises `ServiceUnavailable` for one that has not ended."""
+    """How many were done, and the names of all. `said`: what is kept of their requests. Raises `ServiceUnavailable` for
+    one that has not ended."""
     num_done, names = 0, set[str]()
-    async with aclosing(archive.jobs(batch.key)) as jobs:
-        async for job in jobs:
-            if not job.state.is_terminal:
-                raise ServiceUnavailable(f"the archive still has {job.custom_id!r} as {job.state}")
-            names.add(job.custom_id)
-            if job.state is JobState.DONE:
-                num_done += 1
-                line = answer_line(batch.batch_id, job, await _captions(archive, batch, job), model)
-                await asyncio.to_thread(output.write, line)
-            else:
-                line = job_error_line(batch.batch_id, job, f"batch_{ending or Ending.CANCELLED}")
-                await asyncio.to_thread(errors.write, line)
+    with await asyncio.to_thread(KeptReader, said) as kept:
+        async with aclosing(archive.jobs(batch.key)) as jobs:
+            async for job in jobs:
+                if not job.state.is_terminal:
+                    raise ServiceUnavailable(f"the archive still has {job.custom_id!r} as {job.state}")
+                names.add(job.custom_id)
+                if job.state is JobState.DONE:
+                    num_done += 1
+                    captions = await _captions(archive, batch, job)
+                    of_request = await asyncio.to_thread(kept.get, job.custom_id)
+                    line = answer_line(batch, job, captions, model, of_request)
+                    await asyncio.to_thread(output.write, line)
+                else:
+                    line = job_error_line(batch.batch_id, job, f"batch_{ending or Ending.CANCELLED}")
+                    await asyncio.to_thread(errors.write, line)
     return num_done, names
 
 

@@ -49,6 +49,8 @@ class HttpBatch:
     expires_s: int
     metadata: Mapping[str, str] = field(default_factory=dict)
     output_life_s: int | None = None
+    endpoint: str = "/v1/chat/completions"
+    """Where its requests would go; records of earlier releases do not say it."""
     stage: Stage = Stage.VALIDATING
     errors: tuple[Mapping[str, Any], ...] = ()
     num_lines: int = 0
@@ -139,6 +141,10 @@ class BatchRecords:
         """The file with the lines of requests that were never handed in."""
         return self._path(owner, batch_id).with_suffix(".refused")
 
+    def kept(self, owner: str, batch_id: str) -> Path:
+        """The file with what answers are to have of their requests."""
+        return self._path(owner, batch_id).with_suffix(".kept")
+
     def sweep(self, kept_s: float, at_work: Container[str]) -> Iterator[str]:
         """Forgets batches that ended so long ago, or whose time was over then and whose owner never came back; not
         those `at_work`. Gives the id of each before its record goes, for what else there is of it."""
@@ -149,7 +155,7 @@ class BatchRecords:
             over_s = batch.expires_s if batch.ended_s is None else batch.ended_s
             if time.time() - over_s > kept_s:
                 yield batch.batch_id
-                for suffix in (".refused", ".end", ".json"):
+                for suffix in (".refused", ".kept", ".end", ".json"):
                     path.with_suffix(suffix).unlink(missing_ok=True)
 
     def open_of_nobody(self) -> Iterator[HttpBatch]:

@@ -6,10 +6,9 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 from slipstream.archive.messages import Batch, BatchOptions, Submitted
 from slipstream.archive.queue import BatchState, UnknownBatch
@@ -24,6 +23,7 @@ from slipstream.errors import (
 )
 from slipstream.logs import get_logger, heard
 from slipstream.services.front.api_errors import ApiError
+from slipstream.services.front.batch_forms import ENDPOINTS, KeptWriter
 from slipstream.services.front.batch_lines import (
     MAX_TOLD,
     BadLine,
@@ -242,10 +242,15 @@ class Batches:
         await asyncio.to_thread(self._look_for_end, owner, batch)
         info = await self._gateways.info(token)
         media = self._media / batch.batch_id if self._config.shared_media else None
-        maker = ItemMaker(info, self._gateways.served_name(info), owner, self._files, media)
-        refusals = self.records.refusals(owner, batch.batch_id)
+        model, endpoint = self._gateways.served_name(info), ENDPOINTS[batch.endpoint]
         # Whole when it has its name: another front may write this batch out, and have it read, by now.
-        with written_whole(refusals) as refused, self._input(owner, batch) as file, self._lines(file) as lines:
+        refusals = written_whole(self.records.refusals(owner, batch.batch_id))
+        with (
+            KeptWriter(self.records.kept(owner, batch.batch_id)) as kept,
+            refusals as refused,
+            self._lines(owner, batch) as lines,
+        ):
+            maker = ItemMaker(info, model, owner, self._files, media, endpoint, kept.add)
             items = BatchItems(batch.batch_id, lines, maker, refused)
             try:
                 await self._gateways.archive(token).submit_all(BatchOptions(batch.key), items, tell)
@@ -298,28 +303,28 @@ class Batches:
         errors: list[BadLine] = []
         num_lines = 0
         try:
-            file = self._input(owner, batch)
+            with self._lines(owner, batch) as lines:
+                for line in lines:
+                    num_lines += 1
+                    if isinstance(line, BadLine):
+                        errors.append(line)
+                    if num_lines > self._config.max_batch_lines:
+                        errors.append(BadLine(line.number, f"more than {num_lines - 1} requests", "too_many_lines"))
+                        break
+                    if len(errors) >= MAX_TOLD:
+                        break
         except ApiError as error:
             return [BadLine(0, str(error), FILE_GONE)], 0
-        with file, self._lines(file) as lines:
-            for line in lines:
-                num_lines += 1
-                if isinstance(line, BadLine):
-                    errors.append(line)
-                if num_lines > self._config.max_batch_lines:
-                    errors.append(BadLine(line.number, f"more than {num_lines - 1} requests", "too_many_lines"))
-                    break
-                if len(errors) >= MAX_TOLD:
-                    break
         if not num_lines:
             errors.append(BadLine(0, "the file holds no request", "empty_file"))
         return errors, num_lines
 
-    def _input(self, owner: str, batch: HttpBatch) -> IO[bytes]:
-        return self._files.open(owner, batch.input_file_id)
-
-    def _lines(self, file: IO[bytes]) -> AbstractContextManager[Iterator[BatchLine | BadLine]]:
-        return read_lines(file, self._config.max_json_bytes, self._config.max_body_bytes)
+    @contextmanager
+    def _lines(self, owner: str, batch: HttpBatch) -> Iterator[Iterator[BatchLine | BadLine]]:
+        """The requests. Raises `ApiError` where their file is gone."""
+        limits = self._config.max_json_bytes, self._config.max_body_bytes
+        with self._files.open(owner, batch.input_file_id) as file, read_lines(file, batch.endpoint, *limits) as lines:
+            yield lines
 
     # -- out ----------------------------------------------------------------------------------------------------------
 
@@ -332,7 +337,8 @@ class Batches:
             output, errors = [files.enter_context(await asyncio.to_thread(store.new, owner, 2**62)) for _ in range(2)]
             num_done, names = 0, set[str]()
             if batch.num_refused < batch.num_lines:
-                num_done, names = await write_jobs(archive, batch, model, output, errors, ending)
+                said = self.records.kept(owner, batch.batch_id)
+                num_done, names = await write_jobs(archive, batch, model, said, output, errors, ending)
             num_told = len(names)
             if batch.num_refused:
                 refused = self.records.refusals(owner, batch.batch_id)
@@ -360,7 +366,7 @@ class Batches:
 
     def _write_left(self, owner: str, batch: HttpBatch, names: set[str], errors: NewFile, ending: str) -> None:
         """The lines of requests that the archive never had, where their file is still there."""
-        with suppress(ApiError), self._input(owner, batch) as file, self._lines(file) as lines:
+        with suppress(ApiError), self._lines(owner, batch) as lines:
             write_left(lines, batch, names, errors, ending)
 
 

@@ -87,7 +87,7 @@ NEW_BATCH = {
     "required": ["input_file_id", "endpoint", "completion_window"],
     "properties": {
         "input_file_id": _TEXT,
-        "endpoint": {"const": "/v1/chat/completions"},
+        "endpoint": {"enum": ["/v1/chat/completions", "/v1/responses"]},
         "completion_window": {"type": "string", "pattern": "^[1-9][0-9]{0,5}[smhd]$"},
         "metadata": {"type": ["object", "null"], "additionalProperties": {"type": "string", "maxLength": 512}},
         "output_expires_after": {"type": ["object", "null"]},

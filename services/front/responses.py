@@ -2,7 +2,7 @@
 each time."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slipstream.messages import Caption, CommittedToken
@@ -17,6 +17,8 @@ from slipstream.services.front.responses_request import UNREAD, read_response, s
 
 ECHOED = ("instructions", "max_output_tokens", "temperature", "top_logprobs", "top_p", *UNREAD)
 """Fields of the request that its answer repeats."""
+REPEATED = (*ECHOED, "tools", "tool_choice", "parallel_tool_calls", "text")
+"""Those, and others that it also has where they were not said."""
 
 
 async def create_response(call: Call) -> None:
@@ -36,10 +38,20 @@ async def create_response(call: Call) -> None:
 class ResponseForm:
     """As a response, and the events of its making."""
 
-    def __init__(self, completion: Completion, said: Mapping[str, Any], request_id: str, *, is_called: bool) -> None:
+    def __init__(
+        self,
+        completion: Completion,
+        said: Mapping[str, Any],
+        request_id: str,
+        *,
+        is_called: bool,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`said`: the request, of which `REPEATED` are read. `clock`: when the answer is whole (unix time)."""
         self._completion = completion
         self._request_id = request_id
         self._is_called = is_called
+        self._clock = clock
         self._echo = {name: said.get(name) for name in ECHOED} | {
             "tools": said.get("tools") or [],
             "tool_choice": said.get("tool_choice") or "auto",
@@ -61,7 +73,7 @@ class ResponseForm:
         return (
             self._response(status, output)
             | {
-                "completed_at": None if is_cut else int(time.time()),
+                "completed_at": None if is_cut else int(self._clock()),
                 "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
                 "usage": _usage(written.captions),
             }

@@ -47,6 +47,7 @@ _NAMES = (
     (re.compile(r"(?<=\])\.function\."), "."),
     (re.compile(r"\btool_choice\.function\b"), "tool_choice"),
     (re.compile(r"\blogprobs: true"), f"include: {LOGPROBS}"),
+    (re.compile(r"^logprobs\b"), "include"),
 )
 """Paths of a chat request, and what they are called here."""
 

@@ -75,6 +75,7 @@ CAME_WITH = {
     "functions that an answer over HTTP calls": 1,
     "answers as OpenAI's newer protocol has them: what is asked, what is told": 2,
     "several texts of one request, and each while it is written": 2,
+    "batches for both endpoints: how their answers are told, and what these have of their requests": 1,
     "penalties, apart from how tokens are chosen": 1,
     "waits for other ranks that nothing else ends; a follower's side of the ranks, apart from rank 0's": 2,
     "what a row of a manifest means, apart from its forms": 1,

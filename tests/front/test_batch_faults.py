@@ -15,7 +15,7 @@ import pytest
 from slipstream.errors import ServiceUnavailable
 from slipstream.rpc.v1 import archive_pb2 as pb
 from slipstream.rpc.v1 import gateway_pb2
-from slipstream.services.front import batch_lines, batch_output, batches
+from slipstream.services.front import batch_output, batches
 from slipstream.services.front.api_errors import not_found
 from slipstream.services.front.batch_lines import BatchLine, ItemMaker
 from slipstream.services.front.batch_records import HttpBatch, Stage
@@ -388,14 +388,14 @@ async def test_a_fault_that_passes_ends_nothing(
     """One look fails, and the next does not; a gateway that is away or a full disk may take any number of looks."""
     monkeypatch.setattr(batches, "LOOK_S", 0.01)
     away, full = ServiceUnavailable("away"), OSError("disk full")
-    read_chat, faults = batch_lines.read_chat, [*[away, full] * batches.MAX_FAULTS, KeyError("odd")]
+    item, faults = ItemMaker.item, [*[away, full] * batches.MAX_FAULTS, KeyError("odd")]
 
     def faulty(*asked: Any) -> Any:
         if faults:
             raise faults.pop()
-        return read_chat(*asked)
+        return item(*asked)
 
-    monkeypatch.setattr(batch_lines, "read_chat", faulty)
+    monkeypatch.setattr(ItemMaker, "item", faulty)
     batch, lines = await run(archive, tmp_path, batch_line("a", asked_of(clip())))
     assert batch.status == "completed" and [line["custom_id"] for line in lines] == ["a"] and not faults
 

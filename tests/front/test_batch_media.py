@@ -58,7 +58,7 @@ def sources_of(
 def test_a_file_may_begin_with_the_mark_of_utf_8(start: bytes) -> None:
     """There alone: before another line it is no JSON."""
     line = batch_line("a", {}).encode()
-    with read_lines(io.BytesIO(start + line + b"\n" + BOM_UTF8 + line), 10**6, 10**6) as lines:
+    with read_lines(io.BytesIO(start + line + b"\n" + BOM_UTF8 + line), CHAT, 10**6, 10**6) as lines:
         first, second = lines
     assert isinstance(first, BatchLine) and first.custom_id == "a" and first.number == 1 + start.count(b"\n")
     assert isinstance(second, BadLine) and second.code == "invalid_json"
@@ -68,7 +68,7 @@ def test_a_field_of_a_line_that_is_null_asks_for_nothing() -> None:
     """It failed the batch as a whole."""
     line, other = ({"custom_id": name, "method": "POST", "url": CHAT, "body": {}} for name in "ab")
     written = [json.dumps(line | {"id": None}).encode(), json.dumps(other | {"id": "x"}).encode()]
-    with read_lines(io.BytesIO(b"\n".join(written)), 10**6, 10**6) as lines:
+    with read_lines(io.BytesIO(b"\n".join(written)), CHAT, 10**6, 10**6) as lines:
         good, bad = lines
     assert isinstance(good, BatchLine)
     assert isinstance(bad, BadLine) and "'id' is not supported" in bad.message

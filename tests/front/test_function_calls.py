@@ -16,9 +16,8 @@ from slipstream.services.front.chat_messages import Asked
 from slipstream.services.front.function_calls import Functions, StreamedCalls, read_functions, whole_calls
 from tests.front.conftest import NUM_FRAMES, Served
 from tests.front.test_chat_requests import URL, read, refused, request
-from tests.front.test_openai_batches import body, ended, lines_of, opened
 from tests.front.test_openai_chat import chat
-from tests.support.front import asked, batch_line, data_url
+from tests.support.front import asked, data_url
 
 WHERE = {
     "type": "object",
@@ -353,17 +352,3 @@ async def test_a_stop_string_leaves_no_call_to_answer(served: Served) -> None:
     fields = {"tools": SCENES, "tool_choice": "required", "stop": "name"}
     (said,) = (await chat(served, data_url(served.clips[0]), max_completion_tokens=400, **fields)).choices
     assert (said.finish_reason, said.message.content, said.message.tool_calls) == ("stop", None, [])
-
-
-@pytest.mark.asyncio(loop_scope="session")
-async def test_what_no_job_keeps_is_refused_in_batches(served: Served) -> None:
-    asked_for: dict[str, dict[str, Any]] = {
-        "tools": {"tools": SCENES, "tool_choice": "required"},
-        "logprobs": {"logprobs": True},
-    }
-    url = f"file://{served.folder}/1.mp4"
-    lines = [batch_line(param, body(served, url, **fields)) for param, fields in asked_for.items()]
-    batch = await ended(served.client, await opened(served.client, lines))
-    told = await lines_of(served.client, batch.error_file_id)
-    assert [one["response"]["status_code"] for one in told] == [400, 400]
-    assert [one["response"]["body"]["error"]["param"] for one in told] == [*asked_for]

@@ -68,8 +68,8 @@ def asked(url: str, prompt: str = PROMPT) -> Any:
     return [{"role": "user", "content": parts}]
 
 
-def batch_line(custom_id: str, body: Mapping[str, Any]) -> str:
-    return json.dumps({"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body})
+def batch_line(custom_id: str, body: Mapping[str, Any], url: str = CHAT) -> str:
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body})
 
 
 async def raw(address: str, data: bytes | Sequence[bytes], *, pause_s: float = 0.0) -> bytes:
