@@ -7,8 +7,8 @@ from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
 
-from slipstream.archive.messages import Batch, Job, JobPart, Receipt
-from slipstream.archive.quality import UNKNOWN, Norms, marks_of
+from slipstream.archive.messages import Batch, Job, JobPart, Receipt, prompt_of
+from slipstream.archive.quality import UNKNOWN_BATCH, BatchNorms, Norms, marks_of
 from slipstream.archive.queue import JobState
 from slipstream.archive.subtitles import make_cues
 from slipstream.messages import Caption
@@ -49,7 +49,7 @@ async def list_archive_jobs(call: Call) -> None:
     async with call.while_there():
         archive = call.front.gateways.archive(call.token)
         page = await archive.job_page(call.params["batch"], states, call.query.get("page", ""))
-        norms = UNKNOWN
+        norms = UNKNOWN_BATCH
         if any(job.caption for job in page.jobs):
             norms = await call.front.norms.of(archive, call.owner, call.params["batch"])
         # Loops are looked for in every text: some milliseconds for a long one, beside streams that must go on.
@@ -132,14 +132,14 @@ def shown_batch(batch: Batch) -> dict[str, Any]:
     return asdict(batch) | {"state": batch.state.value, "is_ended": batch.is_ended}
 
 
-def shown_job(job: Job, norms: Norms) -> dict[str, Any]:
+def shown_job(job: Job, norms: BatchNorms) -> dict[str, Any]:
     """A job as JSON, with its text, what is odd about it, the cues of its track, and what speculation did."""
     plain = {name: value for name, value in vars(job).items() if isinstance(value, str | int | float)}
     shown: dict[str, Any] = plain | {"state": job.state.value, "kind": job.kind.value}
     if job.caption is not None:
         duration_s = job.caption.video.duration_s
         completion = Completion("", short_name(job.receipt.target.model_id) if job.receipt else "", int(job.ended_s))
-        shown |= shown_text(job.caption, norms) | {
+        shown |= shown_text(job.caption, norms.to(prompt_of(job))) | {
             "cues": [asdict(cue) for cue in make_cues(job.caption.text, duration_s)] if duration_s else [],
             "figures": completion.whole([Written(job.caption.text, [job.caption])]) | {"choices": []},
             "gate": {"start": job.caption.speculation.gate_start, "reason": job.caption.speculation.gate_reason},
@@ -149,12 +149,14 @@ def shown_job(job: Job, norms: Norms) -> dict[str, Any]:
     return shown
 
 
-def shown_part(part: JobPart, norms: Norms) -> dict[str, Any]:
+def shown_part(part: JobPart, norms: BatchNorms) -> dict[str, Any]:
     """A page or segment as JSON."""
     shown = {"number": part.number, "page": part.page, "error": part.error, "segment": None}
     if part.segment is not None:
         shown |= {"segment": asdict(part.segment), "error": part.error or part.segment.error}
-    return shown if part.caption is None else shown | shown_text(part.caption, norms)
+    if part.caption is None:
+        return shown
+    return shown | shown_text(part.caption, norms.to(prompt_of(part)))
 
 
 def shown_text(caption: Caption, norms: Norms) -> dict[str, Any]:

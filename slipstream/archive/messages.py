@@ -328,6 +328,11 @@ class JobPart:
     """Of a film."""
 
 
+def prompt_of(answer: Job | JobPart) -> str:
+    """What its text answers; empty without a receipt."""
+    return str(answer.receipt.options.get("prompt", "")) if answer.receipt else ""
+
+
 @dataclass(frozen=True)
 class JobPage:
     """Some jobs of a batch in the order they were handed in."""

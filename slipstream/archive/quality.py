@@ -1,13 +1,13 @@
 """What may be wrong with a text, as far as numbers show it: marks on a result, to be looked at by people. Pure.
 
 A mark is no verdict: a text with one may be right, and one without may be wrong. Some compare a result with others of
-its batch, which `Norms` sums up.
+its batch, which `BatchNorms` sums up.
 """
 
 import re
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from slipstream.messages import Caption
@@ -44,15 +44,15 @@ class Mark(StrEnum):
     EMPTY = "empty"
     """It has no letter and no digit."""
     SHORT = "short"
-    """It has few words for its batch."""
+    """It has few words for an answer to its prompt."""
     CUT = "cut"
     """It was ended by `max_new_tokens`."""
     LOOPED = "looped"
     """It says the same again and again."""
     ACCEPTANCE = "acceptance"
-    """The target accepted far fewer, or far more, of the draft's tokens than is usual in its batch."""
+    """The target accepted far fewer, or far more, of the draft's tokens than is usual of its prompt's answers."""
     UNSURE = "unsure"
-    """The target found its tokens far less likely than is usual in its batch."""
+    """The target found its tokens far less likely than is usual of its prompt's answers."""
 
 
 COUNTED_MARKS = (Mark.EMPTY, Mark.CUT, Mark.LOOPED)
@@ -82,7 +82,7 @@ class Usual:
 
 @dataclass(frozen=True)
 class Norms:
-    """What is usual in a batch. None: too few results say it."""
+    """What is usual of some texts. None: too few say it."""
 
     median_words: float | None = None
     acceptance: Usual | None = None
@@ -91,7 +91,7 @@ class Norms:
 
     @classmethod
     def of(cls, captions: Iterable[Caption]) -> "Norms":
-        """Of some results of a batch, pages and segments included; what was skipped has no text that could be usual."""
+        """Of these; what was skipped has no text that could be usual."""
         said = [caption for caption in captions if not caption.skipped]
         if len(said) < LEAST_RESULTS:
             return cls()
@@ -103,6 +103,32 @@ class Norms:
 
 
 UNKNOWN = Norms()
+
+
+@dataclass(frozen=True)
+class BatchNorms:
+    """What is usual in a batch, by the prompt that is answered: one asks for a word, another for a page."""
+
+    by_prompt: Mapping[str, Norms] = field(default_factory=dict)
+    """Those of which enough is known."""
+    whole: Norms = UNKNOWN
+    """Of all texts; counts where no prompt has enough of them, as in a batch with a prompt an item."""
+
+    @classmethod
+    def of(cls, answers: Iterable[tuple[str, Caption]]) -> "BatchNorms":
+        """Of some results of a batch with their prompts, pages and segments included."""
+        texts: dict[str, list[Caption]] = {}
+        for prompt, caption in answers:
+            texts.setdefault(prompt, []).append(caption)
+        by_prompt = {prompt: norms for prompt, said in texts.items() if (norms := Norms.of(said)) != UNKNOWN}
+        return cls(by_prompt, Norms.of(caption for said in texts.values() for caption in said))
+
+    def to(self, prompt: str) -> Norms:
+        """What is usual of its answers."""
+        return self.by_prompt.get(prompt, UNKNOWN) if self.by_prompt else self.whole
+
+
+UNKNOWN_BATCH = BatchNorms()
 
 
 def marks_of(caption: Caption, norms: Norms = UNKNOWN) -> tuple[Mark, ...]:

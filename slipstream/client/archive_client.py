@@ -13,8 +13,18 @@ from typing import TypeVar
 
 import grpc
 
-from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPage, JobPart, PartPage, Submitted
-from slipstream.archive.quality import Norms
+from slipstream.archive.messages import (
+    Batch,
+    BatchItem,
+    BatchOptions,
+    Job,
+    JobPage,
+    JobPart,
+    PartPage,
+    Submitted,
+    prompt_of,
+)
+from slipstream.archive.quality import BatchNorms
 from slipstream.archive.queue import JobState, UnknownBatch
 from slipstream.client.connection import Connection, closing_told
 from slipstream.config import own_number
@@ -207,21 +217,22 @@ class ArchiveClient:
         answer: archive_pb2.ListPartsResponse = await self._with_patience(lambda archive: archive.ListParts, request)
         return PartPage(codec.read_parts(answer), answer.next_page_token)
 
-    async def norms(self, batch: str) -> Norms:
+    async def norms(self, batch: str) -> BatchNorms:
         """What is usual in the batch: of its first `LOOKED_AT` texts, be they of videos, pages or segments."""
-        said: list[Caption] = []
+        said: list[tuple[str, Caption]] = []
         async with aclosing(self.jobs(batch, {JobState.DONE})) as jobs:
             async for job in jobs:
-                said += await self._captions(batch, job)
+                said += await self._answers(batch, job)
                 if len(said) >= LOOKED_AT:
                     break
-        return Norms.of(said[:LOOKED_AT])
+        return BatchNorms.of(said[:LOOKED_AT])
 
-    async def _captions(self, batch: str, job: Job) -> list[Caption]:
+    async def _answers(self, batch: str, job: Job) -> list[tuple[str, Caption]]:
+        """Prompts and texts of the job, or of its parts."""
         if job.caption is not None:
-            return [job.caption]
+            return [(prompt_of(job), job.caption)]
         async with aclosing(self.parts(batch, job)) as parts:
-            return [part.caption async for part in parts if part.caption is not None]
+            return [(prompt_of(part), part.caption) async for part in parts if part.caption is not None]
 
     async def watch(self, batch: str) -> AsyncGenerator[Batch, None]:
         """The batch now and after every change until it has ended, through restarts of the gateway."""

@@ -13,6 +13,7 @@ from slipstream.archive.quality import (
     LOOP_TIMES,
     LOOP_WORDS,
     UNKNOWN,
+    BatchNorms,
     Mark,
     Norms,
     is_looped,
@@ -121,3 +122,15 @@ def test_few_results_say_nothing_of_a_batch() -> None:
     assert Norms.of([caption("a b c d e", 100, 70)] * (LEAST_RESULTS - 1)) == UNKNOWN
     norms = Norms.of([caption("a b c d e")] * LEAST_RESULTS)
     assert norms.acceptance is None and norms.avg_logprob is None
+
+
+def test_what_is_usual_is_that_of_answers_to_the_same_prompt() -> None:
+    """A batch of a long question and a short one marked each short answer."""
+    long, short = caption("w " * 100), caption("two words here now")
+    answers = [("What happens?", long), ("Who?", short)] * LEAST_RESULTS + [("Once?", short)] * (LEAST_RESULTS - 1)
+    norms = BatchNorms.of(answers)
+    assert Mark.SHORT in marks_of(short, norms.to("What happens?"))
+    assert marks_of(short, norms.to("Who?")) == marks_of(short, norms.to("Once?")) == ()
+    assert norms.to("Once?") == norms.to("never asked") == UNKNOWN
+    whole = BatchNorms.of([(f"What does {number} do?", long) for number in range(LEAST_RESULTS)])
+    assert Mark.SHORT in marks_of(short, whole.to("What does 0 do?")), "no prompt has enough answers"

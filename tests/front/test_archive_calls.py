@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slipstream.archive.messages import BatchItem, BatchOptions, JobPart
-from slipstream.archive.quality import LEAST_RESULTS, UNKNOWN
+from slipstream.archive.quality import LEAST_RESULTS, UNKNOWN_BATCH
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.connection import GatewayAddress
 from slipstream.messages import Segment
@@ -109,8 +109,11 @@ async def test_pages_and_segments_are_told(archive: HeardArchive) -> None:
     assert [(part["page"], part["quality"], part["error"]) for part in told] == [(n, ["short"], "") for n in (1, 2, 3)]
     assert told[0]["text"].startswith("Page 1") and told[0]["segment"] is None
     error, segment = JobPart(1, error="damaged"), JobPart(2, segment=Segment(2, 4.0, 6.0, "no frame"))
-    assert shown_part(error, UNKNOWN) == {"number": 1, "page": 0, "error": "damaged", "segment": None}
-    assert shown_part(segment, UNKNOWN)["error"] == "no frame" and shown_part(segment, UNKNOWN)["segment"]["end_s"] == 6
+    assert shown_part(error, UNKNOWN_BATCH) == {"number": 1, "page": 0, "error": "damaged", "segment": None}
+    assert (
+        shown_part(segment, UNKNOWN_BATCH)["error"] == "no frame"
+        and shown_part(segment, UNKNOWN_BATCH)["segment"]["end_s"] == 6
+    )
 
 
 async def test_what_is_usual_is_asked_once_in_a_while(archive: HeardArchive) -> None:
@@ -121,7 +124,7 @@ async def test_what_is_usual_is_asked_once_in_a_while(archive: HeardArchive) -> 
         client = ArchiveClient(connection)
         for owner in ("ann", "ann", "bob", "ann"):
             before = len(archive.page_states)
-            assert await norms.of(client, owner, batch_id) == UNKNOWN
+            assert await norms.of(client, owner, batch_id) == UNKNOWN_BATCH
             assert (len(archive.page_states) > before) is (owner == "bob" or before == 0)
 
 

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 from slipstream.archive.film_results import SegmentResult, segments_of, summary_of
-from slipstream.archive.messages import Job, JobKind, JobPart, ModelReceipt, Receipt
-from slipstream.archive.quality import UNKNOWN, Mark, Norms, marks_of
+from slipstream.archive.messages import Job, JobKind, JobPart, ModelReceipt, Receipt, prompt_of
+from slipstream.archive.quality import UNKNOWN_BATCH, BatchNorms, Mark, marks_of
 from slipstream.archive.queue import JobState
 from slipstream.cli.views import caption_dict
 from slipstream.documents.output import region_record
@@ -26,7 +26,7 @@ NO_CAPTION = Caption("", 0, None)
 NO_MODEL = ModelReceipt("", "", "")
 
 
-def job_record(job: Job, parts: Sequence[JobPart] = (), norms: Norms = UNKNOWN) -> dict[str, Any]:
+def job_record(job: Job, parts: Sequence[JobPart] = (), norms: BatchNorms = UNKNOWN_BATCH) -> dict[str, Any]:
     """The line of JSON: `receipt` holds what the caption was made of and by, and is absent without a result. That of a
     document or film also has its `parts`, the pages or segments that are there; its text is theirs, where all are.
     `quality` are the marks of the text, beside what is usual in the batch; those of a job of parts are all of theirs.
@@ -45,13 +45,13 @@ def job_record(job: Job, parts: Sequence[JobPart] = (), norms: Norms = UNKNOWN) 
     if job.caption is not None and job.receipt is not None:
         record |= _spared_fields(job.caption)
         record["receipt"] = _receipt_dict(job, job.caption, job.receipt)
-        record["quality"] = list(marks_of(job.caption, norms))
+        record["quality"] = _marks(job, norms)
     if job.kind.has_parts:
         record |= {"kind": str(job.kind), "parts_done": job.parts_done, "parts_total": job.parts_total}
         record["text"] = document_text(parts) if job.state is JobState.DONE else None
         is_film = job.kind is JobKind.FILM
         record |= _film_fields(parts, norms) if is_film else {"parts": [_part_dict(part, norms) for part in parts]}
-        found = {mark for part in parts if part.caption for mark in marks_of(part.caption, norms)}
+        found = {mark for part in parts for mark in _marks(part, norms)}
         record["quality"] = [mark for mark in Mark if mark in found]
         if job.receipt is not None:
             record["receipt"] = job.receipt.as_record() | _run_dict(job)
@@ -64,7 +64,13 @@ def document_text(parts: Sequence[JobPart]) -> str:
     return "\n\n".join(part.caption.text for part in parts if part.caption and part.caption.text and part != summary)
 
 
-def _part_dict(part: JobPart, norms: Norms) -> dict[str, Any]:
+def _marks(answer: Job | JobPart, norms: BatchNorms) -> list[Mark]:
+    if answer.caption is None:
+        return []
+    return list(marks_of(answer.caption, norms.to(prompt_of(answer))))
+
+
+def _part_dict(part: JobPart, norms: BatchNorms) -> dict[str, Any]:
     if part.caption is None or part.receipt is None or part.draft is None:
         return {"page": part.page or None, "error": part.error}
     draft, summary = part.draft, caption_dict(part.caption)
@@ -79,7 +85,7 @@ def _part_dict(part: JobPart, norms: Norms) -> dict[str, Any]:
         "regions": [region_record(region) for region in draft.regions],
         "warnings": list(draft.warnings),
         "receipt": part.receipt.as_record() | summary,
-        "quality": list(marks_of(part.caption, norms)),
+        "quality": _marks(part, norms),
     }
 
 
@@ -94,7 +100,7 @@ def _receipt_dict(job: Job, caption: Caption, receipt: Receipt) -> dict[str, Any
     return receipt.as_record() | summary | _run_dict(job)
 
 
-def job_row(job: Job, parts: Sequence[JobPart] = (), norms: Norms = UNKNOWN) -> dict[str, Any]:
+def job_row(job: Job, parts: Sequence[JobPart] = (), norms: BatchNorms = UNKNOWN_BATCH) -> dict[str, Any]:
     """The row of the table: the same facts where they fit a cell, under `COLUMNS`."""
     record = {"kind": str(job.kind)} | job_record(job, parts, norms)
     caption, receipt = job.caption or NO_CAPTION, job.receipt
@@ -104,7 +110,7 @@ def job_row(job: Job, parts: Sequence[JobPart] = (), norms: Norms = UNKNOWN) -> 
         **record,
         **record.get("receipt", {}),
         **asdict(caption.timings),
-        "prompt": options.get("prompt", ""),
+        "prompt": prompt_of(job),
         "method": caption.options.get("method", ""),
         "seed": options.get("seed", 0),
         "num_frames": caption.video.num_frames,
@@ -129,7 +135,7 @@ def job_row(job: Job, parts: Sequence[JobPart] = (), norms: Norms = UNKNOWN) -> 
 # -- films -----------------------------------------------------------------------------------------------------------
 
 
-def _film_fields(parts: Sequence[JobPart], norms: Norms) -> dict[str, Any]:
+def _film_fields(parts: Sequence[JobPart], norms: BatchNorms) -> dict[str, Any]:
     """What a film's line has beside what all lines have: `parts`, and `summary` where one was asked for."""
     summary = summary_of(parts)
     fields: dict[str, Any] = {"parts": [_segment_dict(result, norms) for result in segments_of(parts)]}
@@ -143,24 +149,24 @@ def _spared_fields(caption: Caption) -> dict[str, Any]:
     return {name: content for name, content in told.items() if content} | shared
 
 
-def _segment_dict(result: SegmentResult, norms: Norms) -> dict[str, Any]:
+def _segment_dict(result: SegmentResult, norms: BatchNorms) -> dict[str, Any]:
     segment, first = result.segment, result.answers[0]
     times = {"segment": segment.number, "start_s": segment.start_s, "end_s": segment.end_s}
     record = times | _answer_dict(first, norms)
     if len(result.answers) == 1:
         return record
-    prompts = [answer.receipt.options.get("prompt", "") if answer.receipt else "" for answer in result.answers]
+    prompts = [prompt_of(answer) for answer in result.answers]
     answers = [
         {"prompt": prompt} | _answer_dict(answer, norms) for prompt, answer in zip(prompts, result.answers, strict=True)
     ]
     return record | {"answers": answers}
 
 
-def _answer_dict(part: JobPart, norms: Norms) -> dict[str, Any]:
+def _answer_dict(part: JobPart, norms: BatchNorms) -> dict[str, Any]:
     if part.caption is None or part.receipt is None:
         return {"error": part.error}
     summary = caption_dict(part.caption)
     for stated_before in ("text", "request_id"):
         summary.pop(stated_before)
     said = {"text": part.caption.text} | _spared_fields(part.caption)
-    return said | {"receipt": part.receipt.as_record() | summary, "quality": list(marks_of(part.caption, norms))}
+    return said | {"receipt": part.receipt.as_record() | summary, "quality": _marks(part, norms)}

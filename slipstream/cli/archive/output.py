@@ -20,7 +20,7 @@ from typing import IO, Any, TextIO
 
 from slipstream.archive.film_results import segments_of
 from slipstream.archive.messages import Job, JobKind, JobPart
-from slipstream.archive.quality import UNKNOWN, Norms
+from slipstream.archive.quality import UNKNOWN_BATCH, BatchNorms
 from slipstream.archive.queue import JobState
 from slipstream.archive.subtitles import (
     SEGMENTS_NOTE,
@@ -334,7 +334,7 @@ class Output:
     """Jobs in these states, all to `path`. Empty: done ones to `path`, failed ones to `<path>.errors.jsonl`."""
     csv_raw: bool = False
     """Cells of a table are written as they are, for programs that read them; a spreadsheet may run them."""
-    norms: Norms = UNKNOWN
+    norms: BatchNorms = UNKNOWN_BATCH
     """What is usual in the batch."""
 
 
