@@ -70,7 +70,9 @@ class Health(health_pb2_grpc.HealthServicer):
     """Answers every Check; those who watch are counted, and have to ask again after a while. In place of gRPC's own,
     where a watcher who takes nothing holds the lock that whoever reports waits for, and so does the process's end."""
 
-    def __init__(self, watchers: Places, watch_s: float) -> None:
+    def __init__(self, watchers: Places, watch_s: float, itself: str = "") -> None:
+        """`itself`: the full name of the gRPC service whose health is that of the process."""
+        self._itself = itself
         self._watchers = watchers
         self._watch_s = watch_s
         self._statuses: dict[str, int] = {"": HealthCheckResponse.SERVING}
@@ -81,13 +83,14 @@ class Health(health_pb2_grpc.HealthServicer):
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> HealthCheckResponse:
-        if request.service not in self._statuses:
+        service = self._known_as(request.service)
+        if service not in self._statuses:
             await context.abort(grpc.StatusCode.NOT_FOUND)
-        return HealthCheckResponse(status=self._statuses[request.service])
+        return HealthCheckResponse(status=self._statuses[service])
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:
         with self._watchers.held():
-            async with within(self._watch_s, self._late), aclosing(self._changes(request.service)) as changes:
+            async with within(self._watch_s, self._late), aclosing(self._changes(self._known_as(request.service))) as changes:
                 await write_all(context, changes)
 
     def set(self, service: str, status: int) -> None:
@@ -111,6 +114,9 @@ class Health(health_pb2_grpc.HealthServicer):
                 last = status
                 yield HealthCheckResponse(status=status)
             await changed.wait()
+
+    def _known_as(self, service: str) -> str:
+        return "" if service == self._itself else service
 
     def _note_change(self) -> None:
         self._changed.set()
@@ -181,7 +187,7 @@ Setup = Callable[[grpc.aio.Server, ConfigT, Lifecycle], Coroutine[Any, Any, Call
 
 def run_service(name: str, config_type: type[ConfigT], setup: Setup[ConfigT], serves: Sequence[str] = ()) -> None:
     """The body of `python -m slipstream.services.<name>`: exits 0 after SIGTERM, 2 on a configuration that cannot work.
-    `serves`: full names of its gRPC services, for reflection."""
+    `serves`: full names of its gRPC services, for reflection; the health of the first is that of the process."""
     log_all_output()
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_failure)
     status = _run(name, config_type, setup, sys.argv[1:], os.environ, serves)
@@ -230,7 +236,7 @@ async def _serve(
     descriptors = Descriptors()
     PROCESS.watch(descriptors)
     server, credentials, calls = make_server(config, serves, guards)
-    health = add_health(server, config.callers.share)
+    health = add_health(server, config.callers.share, *serves[:1])
     lifecycle = Lifecycle(health)
     lifecycle.report("", is_serving=False)
     expiries = config.expiries  # as the files are before what calls others reads them, once
@@ -293,12 +299,12 @@ def caller_guards(config: ServiceOptions) -> list[Guard]:
     return guards
 
 
-def add_health(server: grpc.aio.Server, share: float) -> Health:
+def add_health(server: grpc.aio.Server, share: float, itself: str = "") -> Health:
     """Health of its own ceiling, of which one caller may have a `share`: what others do to the service, or it does for
-    them, leaves it alone."""
+    them, leaves it alone. `itself`: as `Health` has it."""
     watchers = Places("watchers", MAX_WATCHERS, share, are="watch health")
     PROCESS.watch(watchers)
-    servicer = Health(watchers, WATCH_S)
+    servicer = Health(watchers, WATCH_S, itself)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     return servicer
 

@@ -117,6 +117,22 @@ async def test_a_watcher_who_takes_nothing_keeps_nobody_waiting() -> None:
             assert not (await watch(channel)).done()
 
 
+async def test_the_service_by_its_full_name_is_as_well_as_the_process() -> None:
+    making = grpc.aio.server(options=SERVER_OPTIONS)
+    port = making.add_insecure_port("127.0.0.1:0")
+    health = server.add_health(making, 1.0, "slipstream.rpc.v1.Gateway")
+    await making.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        asked = health_pb2.HealthCheckRequest(service="slipstream.rpc.v1.Gateway")
+        watched = stub.Watch(asked)
+        for status in (SERVING, NOT_SERVING):
+            health.set("", status)
+            assert (await watched.read()).status == (await stub.Check(asked)).status == status
+        watched.cancel()
+    await making.stop(None)
+
+
 async def test_watchers_are_told_of_every_change_that_stays() -> None:
     making = grpc.aio.server(options=SERVER_OPTIONS)
     address, health = f"127.0.0.1:{making.add_insecure_port('127.0.0.1:0')}", server.add_health(making, 1.0)
