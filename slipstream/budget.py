@@ -276,12 +276,12 @@ class Reservation:
             Overloaded: it took too long.
         """
         admission, loop = self._admission, asyncio.get_running_loop()
-        deadline, told = loop.time() + admission._queue_timeout_s, -1
+        deadline, last_ahead = loop.time() + admission._queue_timeout_s, -1
         while self.admitted_at is None:
             assert not self._released, "a place that was given up is not waited for"
             ahead = admission._queue.index(self)
-            if ahead != told:
-                told = ahead
+            if ahead != last_ahead:
+                last_ahead = ahead
                 yield ahead
             self.moved.clear()
             if self.admitted_at is not None:

@@ -174,10 +174,13 @@ class Speculation:
     """Draft tokens that were judged; `accepted` of them became text."""
     accepted: int = 0
     restarts: int = 0
+    """Deaths of the draft's line, after each of which it began anew; of windows that the target drafts itself, those
+    that were not accepted whole."""
     drafts_lost: int = 0
     tau: float = 0.0
     mean_accepted_length: float = 0.0
-    """Mean run of tokens between two deaths of the line: ParallelVLM's M."""
+    """Mean run of tokens between two deaths of the line: ParallelVLM's M. Not the tokens a pass verifies, which others
+    call so: these are `num_tokens / passes`."""
     target_pass_s: float = 0.0
     plain_pass_s: float = 0.0
     draft_pass_s: float = 0.0
@@ -191,7 +194,7 @@ class Speculation:
     gate_closings: int = 0
     gated_tokens: int = 0
     gate_start: str = ""
-    """What captions before this one said: open, trial, rest (no draft) or alone (not asked); see `gate.Start`."""
+    """What captions before this one said: open, trial, rest (no draft) or alone (not asked): `caption_book.Start`."""
     gate_reason: str = ""
     plain_token_s: float = 0.0
     """Seconds of one more token by plain decoding, as this caption or those before it measured it: without a round

@@ -156,8 +156,8 @@ async def _refuse(call: Call, error: ApiError) -> None:
         await call.answer(error.body, error.status, error.headers)
         return
     data = json.dumps(error.body).encode()
-    told = {"connection": "close", "content-length": str(len(data))}
-    await call.begin(error.status, JSON_TYPE, told | error.headers)
+    headers = {"connection": "close", "content-length": str(len(data))}
+    await call.begin(error.status, JSON_TYPE, headers | error.headers)
     await call.body(data)
     await linger(call.receive)
     await call.body(b"", is_last=True)

@@ -34,9 +34,9 @@ async def body_chunks(scope: Scope, receive: Receive, config: FrontConfig, max_b
         raise ApiError(
             "the body is compressed; send it as it is, without content-encoding", status=415, code="wrong_type"
         )
-    told = headers.get(b"content-length", b"0")
-    if int(told) > max_bytes:
-        raise too_large(f"the body has {int(told)} bytes; at most {max_bytes} are taken")
+    num_bytes = headers.get(b"content-length", b"0")
+    if int(num_bytes) > max_bytes:
+        raise too_large(f"the body has {int(num_bytes)} bytes; at most {max_bytes} are taken")
     clock = asyncio.get_running_loop().time
     waited_s, num_bytes, is_more = 0.0, 0, True
     while is_more:

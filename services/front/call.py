@@ -71,8 +71,8 @@ class Call:
     async def begin(self, status: int, kind: str, headers: Mapping[str, str] | None = None) -> None:
         """Status and headers."""
         self.status, self.kind = status, kind
-        told = {"content-type": kind, "x-request-id": self.request_id} | dict(headers or {})
-        encoded = [(name.encode(), value.encode("latin-1")) for name, value in told.items()]
+        sent = {"content-type": kind, "x-request-id": self.request_id} | dict(headers or {})
+        encoded = [(name.encode(), value.encode("latin-1")) for name, value in sent.items()]
         await self.send({"type": "http.response.start", "status": status, "headers": encoded})
 
     async def body(self, data: bytes, *, is_last: bool = False) -> None:

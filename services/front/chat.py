@@ -116,14 +116,14 @@ async def _answer(call: Call, asked: ChatRequest, make_form: FormMaker, body: Js
             for index in range(asked.num_choices)
         ]
         form, call.measured = answers[0].form, answers[0].measured
-        told = tell_choices(answers, lambda index: _events(call, answers[index].asked, opened, index))
+        stream = tell_choices(answers, lambda index: _events(call, answers[index].asked, opened, index))
         if asked.stream:
             call.tell_failure = form.fail
             with front.figures.streams.track_inprogress():
-                await call.stream(told)
+                await call.stream(stream)
             return
-        async with aclosing(told):
-            async for _ in told:
+        async with aclosing(stream):
+            async for _ in stream:
                 pass
     await call.answer(form.whole([answer.written for answer in answers]))
 
@@ -138,7 +138,7 @@ async def _errors_named(asked: ChatRequest) -> AsyncGenerator[None, None]:
     except SlipstreamError as error:
         answer = as_api_error(error, asked.params)
         if answer.param is None and answer.status in (400, 404, 413) and answer.code != "not_served":
-            answer.param = "messages" if "prompt" in str(error)[:12] else asked.medium.param
+            answer.param = asked.medium.param
         raise answer from error
 
 

@@ -15,7 +15,7 @@ Events = AsyncGenerator[DocumentEvent, None]
 async def tell_choices(answers: Sequence[Answer], events_of: Callable[[int], Events]) -> AsyncGenerator[bytes, None]:
     """What is sent of a stream of them, as it comes; whoever needs none of it has them whole at its end. Raises what
     any of them raises, and ends the others."""
-    told = asyncio.Queue[bytes | Exception | None](1)
+    events = asyncio.Queue[bytes | Exception | None](1)
     is_prefilled = asyncio.Event()
 
     async def tell(index: int) -> None:
@@ -24,17 +24,17 @@ async def tell_choices(answers: Sequence[Answer], events_of: Callable[[int], Eve
         try:
             async with aclosing(answers[index].events(_watched(events_of(index), is_prefilled))) as pieces:
                 async for piece in pieces:
-                    await told.put(piece)
+                    await events.put(piece)
         except Exception as error:
-            await told.put(error)
+            await events.put(error)
         else:
-            await told.put(None)
+            await events.put(None)
 
     telling = [asyncio.create_task(tell(index)) for index in range(len(answers))]
     try:
         num_left = len(telling)
         while num_left:
-            match await told.get():
+            match await events.get():
                 case None:
                     num_left -= 1
                 case bytes(piece):

@@ -86,12 +86,12 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         self, requests: AsyncIterator[gateway_pb2.CaptionRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[gateway_pb2.CaptionEvent]:
         first = await first_of(requests, "options", "a caption")
-        asked, names = read_options(first.options), first.options
+        options, asked = first.options, read_options(first.options)
         plan = make_plan(
             asked,
             self._config,
-            path=names.path,
-            request_id=names.request_id,
+            path=options.path,
+            request_id=options.request_id,
             owner=current_owner(),
             delivered=first.resume_after,
         )
@@ -120,8 +120,8 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         first = await first_of(requests, "options", "a film")
         if first.resume_after:
             raise InvalidRequest("a film in segments is not resumed by tokens; leave resume_after out")
-        asked, names = read_options(first.options), first.options
-        plan = make_plan(asked, self._config, path=names.path, request_id=names.request_id, owner=current_owner())
+        options, asked = first.options, read_options(first.options)
+        plan = make_plan(asked, self._config, path=options.path, request_id=options.request_id, owner=current_owner())
         structlog.contextvars.bind_contextvars(request_id=plan.request_id)
         upload = chunks_of(requests, "video", VIDEO_RULE)
         async with aclosing(self._films.caption_interactively(plan, upload)) as events:
@@ -132,8 +132,8 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         self, requests: AsyncIterator[gateway_pb2.ReadDocumentRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[gateway_pb2.ReadDocumentEvent]:
         first = await first_of(requests, "options", "a document")
-        asked, names = read_document_options(first.options), first.options
-        plan = self._documents.plan(asked, path=names.path, request_id=names.request_id, owner=current_owner())
+        options, asked = first.options, read_document_options(first.options)
+        plan = self._documents.plan(asked, path=options.path, request_id=options.request_id, owner=current_owner())
         structlog.contextvars.bind_contextvars(request_id=plan.request_id)
         upload = chunks_of(requests, "document", DOCUMENT_RULE)
         events = self._documents.read_interactively(asked, plan, upload)

@@ -143,7 +143,7 @@ class DocumentRunner:
             plan = await self._models.plan(lease, options)
             most_bytes = self._config.max_document_bytes
             media = self._captioner.media
-            async with opened(media, job.source, plan.owner, whole=True, most_bytes=most_bytes) as file:
+            async with opened(media, job.source, plan.owner, whole=True, most_bytes=most_bytes) as (file, _):
                 data = await read_document(file, most_bytes)
             content = _Content(data, hashlib.sha256(data).hexdigest())
             check_digest(job.sha256, content.sha256)

@@ -14,7 +14,7 @@ from functools import partial
 
 from slipstream.archive.duplicates import DuplicateFinder
 from slipstream.archive.messages import JobPart
-from slipstream.archive.model_runs import ModelRuns, check_digest, opened, unchanged
+from slipstream.archive.model_runs import ModelRuns, check_digest, opened
 from slipstream.archive.part_keeper import PartKeeper, PartNames
 from slipstream.archive.parts import PartRecord
 from slipstream.archive.queue import JobQueue, JobState, Lease, Outcome
@@ -136,10 +136,7 @@ class FilmRunner:
         options = job.merged_options(batch)
         plan = await self._models.plan(lease, options)
         media = self._captioner.media
-        async with (
-            opened(media, job.source, plan.owner, whole=bool(job.sha256)) as file,
-            unchanged(file, job.source) as check,
-        ):
+        async with opened(media, job.source, plan.owner, whole=bool(job.sha256)) as (file, check):
             content = _FilmFile(*await media.digest(file))
             check_digest(job.sha256, content.sha256)
             target, draft = models_of(self._captioner.peers)

@@ -110,7 +110,7 @@ class ArchiveRunner:
     ) -> tuple[SampledVideo, CaptionStats]:
         async with self._decoders:
             stats = CaptionStats(arrived=asyncio.get_running_loop().time())
-            async with opened(self._captioner.media, job.source, plan.owner, whole=bool(job.sha256)) as file:
+            async with opened(self._captioner.media, job.source, plan.owner, whole=bool(job.sha256)) as (file, _):
                 video = await self._captioner.sample(plan, file, reporter.emit, stats, digest=True)
         return video, stats
 

@@ -172,28 +172,33 @@ class CoRunners:
 # -- sources ----------------------------------------------------------------------------------------------------------
 
 
+CheckUnchanged = Callable[[], Awaitable[None]]
+"""Raises `ObjectChanged` where the file was written to since it was opened."""
+
+
 @contextlib.asynccontextmanager
 async def opened(
     media: Media, source: str, owner: str, *, whole: bool = False, most_bytes: int = 0
-) -> AsyncIterator[VideoFile]:
-    """The file of an item. Raises what `Media.open_source` and `unchanged` do, and `RetryLater` for a host or store
-    that fails, also while the file is in use."""
+) -> AsyncIterator[tuple[VideoFile, CheckUnchanged]]:
+    """The file of an item, and what asks whether it is still the same, as is asked behind its use anyway. Raises what
+    `Media.open_source` and the check do, and `RetryLater` for a host or store that fails, also while the file is in
+    use."""
     async with contextlib.AsyncExitStack() as stack:
         try:
             file = await stack.enter_async_context(
                 media.open_source(source, owner=owner, whole=whole, most_bytes=most_bytes)
             )
-            await stack.enter_async_context(unchanged(file, source))
+            check = await stack.enter_async_context(_unchanged(file, source))
         except ServiceUnavailable as error:  # the host it is fetched from, which may never come back
             raise RetryLater(str(error), counted=True) from error
         try:
-            yield file
+            yield file, check
         except ObjectUnavailable as error:
             raise RetryLater(str(error), counted=True) from error
 
 
 @contextlib.asynccontextmanager
-async def unchanged(file: VideoFile, source: str) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+async def _unchanged(file: VideoFile, source: str) -> AsyncIterator[CheckUnchanged]:
     """Raises `ObjectChanged` behind what is done with a file that was written to meanwhile, as while it is copied to
     its place: what was read is of no one content, and what it lacked may be there by now. Gives what asks before."""
     before = await _written(file)

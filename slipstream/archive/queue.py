@@ -310,7 +310,8 @@ class QueueDepth:
 
 
 class JobQueue(PartStore, Protocol):
-    """The queue. Every method may raise `QueueUnavailable`; those that take a lease are safe to repeat then."""
+    """The queue. Any method may raise `DamagedRecord`, or `QueueUnavailable`: then those that take a lease may be
+    repeated."""
 
     policy: QueuePolicy
 

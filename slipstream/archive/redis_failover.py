@@ -211,7 +211,7 @@ class LeadsNoMore(QueueUnavailable):
 
 
 @dataclass(frozen=True)
-class Standing:
+class LeaderView:
     """What a server says of itself with a write."""
 
     run_id: str = ""
@@ -229,8 +229,8 @@ class Followers:
     def __init__(self, least: int) -> None:
         self.least = least
         self._seen = 0
-        self._confirmed: Standing | None = None
-        self._fewer: Standing | None = None
+        self._confirmed: LeaderView | None = None
+        self._fewer: LeaderView | None = None
         self._fewer_since = 0.0
 
     @property
@@ -238,29 +238,29 @@ class Followers:
         """Replicas."""
         return max(self.least, self._seen)
 
-    def see(self, standing: Standing | None) -> None:
+    def see(self, view: LeaderView | None) -> None:
         """What the leader says of itself. Where it may not be asked, nobody knows of more replicas than the least."""
-        if standing is not None:
-            self._seen = len(standing.replicas)
+        if view is not None:
+            self._seen = len(view.replicas)
 
-    async def confirm(self, standing: Standing, pool: ConnectionPool) -> None:
+    async def confirm(self, view: LeaderView, pool: ConnectionPool) -> None:
         """That the server still leads which the replicas have followed in this. Raises `QueueUnavailable`."""
-        if not isinstance(pool, SentinelPool) or not standing.run_id:
+        if not isinstance(pool, SentinelPool) or not view.run_id:
             return  # nobody can be asked, or not by name
-        if not self._is_confirmed(standing):
-            await check_leads(standing, pool)
-        self._confirmed = standing
+        if not self._is_confirmed(view):
+            await check_leads(view, pool)
+        self._confirmed = view
 
-    def _is_confirmed(self, standing: Standing) -> bool:
+    def _is_confirmed(self, view: LeaderView) -> bool:
         """Whether nobody need be asked: the server that led, and none of its replicas has left. Raises
         `QueueUnavailable` where one just has."""
         known = self._confirmed
-        if known is None or known.run_id != standing.run_id:
+        if known is None or known.run_id != view.run_id:
             return False
-        if known.replicas <= standing.replicas:
+        if known.replicas <= view.replicas:
             return True
-        if self._fewer != standing:
-            self._fewer, self._fewer_since = standing, time.monotonic()
+        if self._fewer != view:
+            self._fewer, self._fewer_since = view, time.monotonic()
         if time.monotonic() - self._fewer_since < SETTLE_S:
             raise QueueUnavailable(
                 "a replica has left the queue's Redis; until it is known who leads nothing is promised, ask again"
@@ -268,13 +268,13 @@ class Followers:
         return False
 
 
-async def check_leads(standing: Standing, pool: ConnectionPool) -> None:
+async def check_leads(view: LeaderView, pool: ConnectionPool) -> None:
     """Raises `LeadsNoMore` where not most sentinels say so of the server that says this of itself, or one is about to
     replace it, of which the others hear seconds later."""
-    if not isinstance(pool, SentinelPool) or not standing.run_id:
+    if not isinstance(pool, SentinelPool) or not view.run_id:
         return
     asked = pool.sentinel_manager
-    views = [view for view in await asked.views(pool.service_name) if view.get("runid") == standing.run_id]
+    views = [said for said in await asked.views(pool.service_name) if said.get("runid") == view.run_id]
     if any(map(_is_replacing, views)):
         raise LeadsNoMore("a sentinel replaces the server that leads the queue's Redis; nothing is promised, ask again")
     if 2 * len(views) <= len(asked.sentinels):
@@ -291,28 +291,28 @@ async def run_replicated(
     server may lead since."""
     told, asked = ("EVALSHA", script.sha, 1, prefix, *args), followers.needed
     try:
-        answer, reached, standing = await _followed(client, prefix, followers, told)
+        answer, reached, view = await _followed(client, prefix, followers, told)
     except NoScriptError:
         await client.script_load(script.script)
-        answer, reached, standing = await _followed(client, prefix, followers, told)
+        answer, reached, view = await _followed(client, prefix, followers, told)
     if asked <= reached < followers.needed:  # more follow than was known: nobody waited for them
         _, reached, again = await _followed(client, prefix, followers)
-        if again.run_id != standing.run_id:
+        if again.run_id != view.run_id:
             raise QueueUnavailable("the queue's Redis has another leader since; nothing is promised, ask again")
-        standing = again
+        view = again
     if reached < followers.needed:
-        await check_leads(standing, client.connection_pool)  # one that was deposed may hear of it half a minute late
+        await check_leads(view, client.connection_pool)  # one that was deposed may hear of it half a minute late
         raise QueueUnavailable(
             f"{reached} replicas of the queue's Redis have this write, and {followers.needed} are to have it: all that"
             f" follow, and as many as --redis-wait says ({followers.least}); nothing is promised, ask again"
         )
-    await followers.confirm(standing, client.connection_pool)
+    await followers.confirm(view, client.connection_pool)
     return answer
 
 
 async def _followed(
     client: Redis, prefix: str, followers: Followers, *scripts: Sequence[str | int | float | bytes]
-) -> tuple[Any, int, Standing]:
+) -> tuple[Any, int, LeaderView]:
     """What the script answers, if there is one, how many replicas have what it has seen, and of which server.
 
     WAIT speaks of the writes of its own connection, so it goes with the script. A script that only finds what was
@@ -326,18 +326,19 @@ async def _followed(
     pipeline.execute_command("INFO", "replication")
     pipeline.execute_command("WAIT", followers.needed, round(WAIT_S * 1000))
     *answers, mark, server, replication, reached = await pipeline.execute(raise_on_error=False)
-    standing = _standing(server, replication)
-    followers.see(standing)
+    view = _view(server, replication)
+    followers.see(view)
     for each in (*answers, mark, reached):
         if isinstance(each, Exception):
             raise each
-    return (answers[0] if answers else None), reached, standing or Standing()
+    return (answers[0] if answers else None), reached, view or LeaderView()
 
 
-def _standing(server: Any, replication: Any) -> Standing | None:
+def _view(server: Any, replication: Any) -> LeaderView | None:
     """None where the server may not be asked, or does not lead."""
     if not isinstance(server, dict) or not isinstance(replication, dict) or replication.get("role") != "master":
         return None
-    told = (each for name, each in replication.items() if re.fullmatch(r"slave\d+", name) and isinstance(each, dict))
-    replicas = frozenset((str(each["ip"]), str(each["port"])) for each in told if each.get("state") == "online")
-    return Standing(str(server.get("run_id", "")), replicas)
+    followers = (each for name, each in replication.items() if re.fullmatch(r"slave\d+", name))
+    online = (each for each in followers if isinstance(each, dict) and each.get("state") == "online")
+    replicas = frozenset((str(each["ip"]), str(each["port"])) for each in online)
+    return LeaderView(str(server.get("run_id", "")), replicas)

@@ -78,9 +78,9 @@ class RedisQueue:
     ) -> None:
         self.policy = policy or QueuePolicy()
         self._store = ScriptStore(url, name, scripts or load_scripts(), connections, on_call, replicas)
-        told = self.policy
-        times_ms = round(told.lease_s * 1000), round(told.retention_s * 1000)
-        self._header = times_ms[0], told.max_attempts, told.max_crashes, told.max_backlog, times_ms[1], told.queue_bytes
+        policy = self.policy
+        limits = policy.max_attempts, policy.max_crashes, policy.max_backlog
+        self._header = round(policy.lease_s * 1000), *limits, round(policy.retention_s * 1000), policy.queue_bytes
         self._takes: dict[str, int] = {}
         self._commits = GroupCommit[Sequence[str | int], int](self._finish)
 
@@ -143,7 +143,7 @@ class RedisQueue:
         """Where the store is away the lease expires, and whoever has it next buries the job."""
         try:
             log_death(lease, await self._run("retry", *_token(lease), damage, 0, 0, 1))
-        except QueueUnavailable as error:
+        except (QueueUnavailable, DamagedRecord) as error:
             get_logger().error("job.damaged", job_id=lease.job_id, error=f"{damage}; not told: {error}")
 
     async def beat(self, leases: Sequence[Lease], progress: Mapping[str, str]) -> list[BeatAnswer]:
@@ -238,13 +238,13 @@ class RedisQueue:
         return [job_from(batch_id, row) for row in rows]
 
     async def cancel_batch(self, batch_id: str) -> int:
-        return (await self._in_parts("cancel", batch_id)).num_jobs
+        return (await self._page_through("cancel", batch_id)).num_jobs
 
     async def retry_dead(
         self, batch_id: str, states: frozenset[JobState] = ONLY_DEAD, max_waiting: int | None = None
     ) -> Retried:
         assert states <= {JobState.DEAD, JobState.FAILED, JobState.CANCELLED}, "only these can be given another chance"
-        return await self._in_parts("retry_dead", batch_id, self._quota(max_waiting), *sorted(states))
+        return await self._page_through("retry_dead", batch_id, self._quota(max_waiting), *sorted(states))
 
     async def find_result(self, content_key: str) -> str | None:
         found = await self._run("find", sha256(content_key))
@@ -291,7 +291,7 @@ class RedisQueue:
     def _quota(self, max_waiting: int | None) -> int:
         return self.policy.max_backlog if max_waiting is None else max_waiting
 
-    async def _in_parts(self, script: str, batch_id: str, *args: str | int) -> Retried:
+    async def _page_through(self, script: str, batch_id: str, *args: str | int) -> Retried:
         position, total = 0, 0
         while True:
             answer = await self._run(script, batch_id, position, SCAN_JOBS, *args)

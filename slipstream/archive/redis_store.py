@@ -67,7 +67,8 @@ class ScriptStore:
         self._on_call = on_call or (lambda script, seconds: None)
 
     async def run(self, script: str, *args: str | int | float | bytes) -> Any:
-        """The script's answer: bytes, integers and lists of them. Raises `QueueUnavailable`."""
+        """The script's answer: bytes, integers and lists of them. Raises `QueueUnavailable`, or `DamagedRecord` where
+        the script cannot read what it meets."""
         task, began = asyncio.current_task(), time.monotonic()
         asked = task.cancelling() if task else 0
         try:

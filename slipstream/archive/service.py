@@ -10,7 +10,7 @@ from slipstream.archive.compactor import Compactor
 from slipstream.archive.document_source import GatewayDocuments
 from slipstream.archive.feeder import Feeder
 from slipstream.archive.job_runner import ArchiveRunner, Progress
-from slipstream.archive.queue import DamagedRecord, JobQueue, Lease, Outcome, QueueUnavailable
+from slipstream.archive.queue import DamagedRecord, JobQueue, Lease, Outcome, QueuePolicy, QueueUnavailable
 from slipstream.archive.redis_failover import INFO, Keeping, ask_keeping
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.archive.results_folder import ResultsFolder
@@ -211,11 +211,22 @@ def make_queue(config: GatewayConfig, metrics: GatewayMetrics) -> RedisQueue | N
     """The queue that the options name, if they name one. Raises `InvalidConfig`; connects when first used."""
     if not config.redis:
         return None
-    url, name, policy = config.redis_url, config.redis_queue, config.queue_policy
+    url, name, policy = config.redis_url, config.redis_queue, _policy(config)
     how: Any = {"connections": config.redis_connections, "on_call": metrics.store_called, "replicas": config.redis_wait}
     if not config.results_to:
         return RedisQueue(url, name, policy, **how)
     return SpillQueue(url, ResultsFolder(config.results_to), name, policy, **how)
+
+
+def _policy(config: GatewayConfig) -> QueuePolicy:
+    return QueuePolicy(
+        lease_s=config.lease_s,
+        max_attempts=config.max_attempts,
+        max_crashes=config.max_crashes,
+        max_backlog=config.max_backlog,
+        retention_s=config.retention_s,
+        queue_bytes=config.queue_bytes if config.results_to else 0,
+    )
 
 
 async def _sweep(queue: JobQueue) -> None:

@@ -181,9 +181,7 @@ class CaptionRun:
         self._emit(StageChange("resume", resumptions.count, MAX_RESUMPTIONS, str(failure)))
         self._drafting, self._restarted_at, self._window = None, None, ()  # `_run_at_target` has let the draft go
         self._proposals.forget()
-        actions = self._pipeline.on_target_lost()
-        if self._call is not None:  # else no target could be called yet, and there is nothing to carry out
-            self._carry_out(actions)
+        self._pipeline.on_target_lost()
         self._key = SessionKey()  # the lost session may linger there
         try:
             await self._peers.target.wait(wait_s)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import quote
 
-from slipstream.archive.queue import QueuePolicy
 from slipstream.captioning.fetch import check_hosts, parse_hosts
 from slipstream.config import between, one_of, option
 from slipstream.errors import InvalidConfig
@@ -227,18 +226,6 @@ class ArchiveOptions:
         if not password or not mark or ":" in user:
             raise InvalidConfig("--redis-password-file: it is empty, or --redis is no URL or has a password of its own")
         return f"{scheme}://{user}:{quote(password, safe='')}@{host}{slash}{path}"
-
-    @property
-    def queue_policy(self) -> QueuePolicy:
-        """The part that the queue is told."""
-        return QueuePolicy(
-            lease_s=self.lease_s,
-            max_attempts=self.max_attempts,
-            max_crashes=self.max_crashes,
-            max_backlog=self.max_backlog,
-            retention_s=self.retention_s,
-            queue_bytes=self.queue_bytes if self.results_to else 0,
-        )
 
 
 # -- gateway ----------------------------------------------------------------------------------------------------------

@@ -186,7 +186,8 @@ class DraftLink:
                     back_off_s = FIRST_BACK_OFF_S
             elif back_off_s == FIRST_BACK_OFF_S:
                 self._listener.draft_missing(reason)
-            get_logger().warning("draft.lost", reason=reason, retry_s=back_off_s)
+            event = "draft.missing" if draft is None else "draft.lost"
+            get_logger().warning(event, reason=reason, retry_s=back_off_s)
             await asyncio.sleep(back_off_s)
             back_off_s = min(2 * back_off_s, MAX_BACK_OFF_S)
 

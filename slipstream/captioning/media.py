@@ -326,7 +326,7 @@ class Media:
 
     @contextlib.asynccontextmanager
     async def _open_path(self, path: str, owner: str) -> AsyncIterator[VideoFile]:
-        roots = {root: files for any_, files in self._roots.items() if (root := root_of(any_, owner)) is not None}
+        roots = {root: files for each, files in self._roots.items() if (root := root_of(each, owner)) is not None}
         if not roots:
             raise VideoNotFound("this gateway opens no paths for you; upload the file, or start it with --video-roots")
         source = await _find(path_at(path), roots)
@@ -344,19 +344,19 @@ class Media:
         most_bytes = most_bytes or self._config.max_video_bytes
         if counts:
             await self._uploads.wait(PATIENCE_S)
-        with VideoBuffer(most_bytes, self._temporary) as download, contextlib.ExitStack() as places:
+        with VideoBuffer(most_bytes, self._temporary) as download, contextlib.ExitStack() as held:
             sink: Sink = download
             film = None
-            with contextlib.ExitStack() as fetching:
-                if counts:
-                    sink = CountedSink(download, places.enter_context(self._upload_bytes.held(0)))
-                    fetching.enter_context(self._uploads.held())
-                if is_remote_object(source):
-                    film = await self._objects.open(source, owner, sink, whole=whole, most_bytes=most_bytes)
-                else:
-                    await self._fetcher.fetch(source, sink)
-                if film is not None:
-                    places.enter_context(fetching.pop_all())
+            uploading = held.enter_context(contextlib.ExitStack())
+            if counts:
+                sink = CountedSink(download, held.enter_context(self._upload_bytes.held(0)))
+                uploading.enter_context(self._uploads.held())
+            if is_remote_object(source):
+                film = await self._objects.open(source, owner, sink, whole=whole, most_bytes=most_bytes)
+            else:
+                await self._fetcher.fetch(source, sink)
+            if film is None:
+                uploading.close()  # it is there as a whole
             yield VideoFile(film, film.num_bytes, self._temporary) if film else await download.finished()
 
 

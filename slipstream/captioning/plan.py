@@ -107,7 +107,7 @@ class CaptionPlan:
 
     @property
     def drafts_itself(self) -> bool:
-        """The target drafts with a part of its own cache."""
+        """The target drafts its windows itself, with the method's `local_drafter`."""
         return self.method.drafter is Drafter.SELF
 
     @property
@@ -308,8 +308,8 @@ def _checked_id(request_id: str) -> str:
 
 def _check_prompt(prompt: str, config: GatewayConfig) -> None:
     if not prompt.strip():
-        raise InvalidRequest("the prompt is empty; leave it out for the default, or ask something")
-    _check_length("the prompt", prompt, config)
+        raise InvalidRequest("prompt is empty; leave it out for the default, or ask something")
+    _check_length("prompt", prompt, config)
 
 
 def _check_length(name: str, text: str, config: GatewayConfig) -> None:
@@ -389,7 +389,7 @@ def make_pipeline(plan: CaptionPlan, opening: Opening, vocab_size: int) -> Pipel
         undrafted_passes=UNDRAFTED_PASSES if plan.speculative else options.max_new_tokens,
         shape=method.shape,
         growth=growth_of(plan),
-        self_draft=method.gamma or SPARSE_GAMMA if plan.drafts_itself else 0,
+        self_draft=(method.gamma or SPARSE_GAMMA) if plan.drafts_itself else 0,
         hint_depth=HINT_DEPTH if method.is_hybrid else 0,
         committed=plan.delivered,
     )

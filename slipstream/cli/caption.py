@@ -82,7 +82,7 @@ def flags(*, hidden: Collection[str] = ()) -> inspect.Signature:
 def _parameter(spec: OptionSpec, hidden: bool) -> inspect.Parameter:
     """The flag of one row of the table."""
     flag = f"--{spec.flag}/--no-{spec.flag}" if spec.kind is bool else f"--{spec.flag}"
-    told = typer.Option(
+    flag = typer.Option(
         flag,
         help=spec.description,
         show_default=spec.default,
@@ -94,7 +94,7 @@ def _parameter(spec: OptionSpec, hidden: bool) -> inspect.Parameter:
     )
     kind: Any = list[spec.kind] if spec.repeated else spec.kind  # type: ignore[name-defined]
     return inspect.Parameter(
-        spec.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, told]
+        spec.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, flag]
     )
 
 

@@ -22,9 +22,9 @@ Candidates = Callable[[Tensor, Sequence[int], int], tuple[list[int], list[float]
 class Place:
     """How likely a node is, and where its children stand."""
 
-    log: float
+    log_chance: float
     """Natural logarithm of its chance, as of when the epoch began."""
-    sure: float
+    log_said: float
     """The same as the draft itself says it."""
     end: int
     """Output position of what follows it."""
@@ -56,7 +56,7 @@ class Branches:
 
     def _log(self, node: int) -> float:
         """Natural logarithm of the chance that a node becomes text, as things are."""
-        return self._places[node].log - self._places[self.tree.root].log
+        return self._places[node].log_chance - self._places[self.tree.root].log_chance
 
     def choose(
         self, pass_s: PassTime, ahead_s: float, max_rows: int, write_until: int, least_log: float = -math.inf
@@ -70,9 +70,9 @@ class Branches:
             least_log: natural logarithm of the least chance of a node that is read, see `Growth`.
         """
         self._reading = []
-        least = self._places[self.tree.root].sure + least_log
+        least = self._places[self.tree.root].log_said + least_log
         unread = ((node, self._places[node]) for node in self._unread)
-        open_nodes = {node for node, place in unread if place.end < write_until and place.sure >= least}
+        open_nodes = {node for node, place in unread if place.end < write_until and place.log_said >= least}
         likeliest = heapq.nlargest(max_rows, ((self._log(node), -node) for node in open_nodes))
         if not likeliest or not self.tree.room:
             return False
@@ -104,14 +104,14 @@ class Branches:
         self._reading = []
         self.tree.passed()
 
-    def _hang(self, node: int, token_ids: Sequence[int], sure: Sequence[float]) -> int:
+    def _hang(self, node: int, token_ids: Sequence[int], said: Sequence[float]) -> int:
         """A node was read: what follows it, the first of which is the result."""
         self._unread.discard(node)
         place = self._places[node]
-        first = self.tree.add(node, token_ids, sure)
-        for rank, each in enumerate(sure):
-            log = place.log + math.log(self._calibration.chance(rank, each))
-            self._places[first + rank] = Place(log, place.sure + said_log(each), place.end + 1)
+        first = self.tree.add(node, token_ids, said)
+        for rank, each in enumerate(said):
+            log = place.log_chance + math.log(self._calibration.chance(rank, each))
+            self._places[first + rank] = Place(log, place.log_said + said_log(each), place.end + 1)
             self._unread.add(first + rank)
         if node != self.tree.root:
             self._read.append(node)
@@ -189,8 +189,8 @@ class Branches:
             if not below:
                 return
             hit = self.tree.child(node, token)
-            sure = [self.tree.nodes[child].sure for child in below]
-            self._calibration.observe(sure, None if hit is None else below.index(hit))
+            said = [self.tree.nodes[child].said for child in below]
+            self._calibration.observe(said, None if hit is None else below.index(hit))
             if hit is None:
                 return
             node = hit

@@ -96,7 +96,7 @@ class DraftEngine:
             work.free_frames()
             raise
         learnt, num_sent = self._calibrations[request.sampling.greedy], len(join.committed)
-        session = DraftSession(request, plan, work, place, sampler, line, learnt, num_sent=num_sent, grows=growth)
+        session = DraftSession(request, plan, work, place, sampler, line, learnt, num_sent=num_sent, growth=growth)
         session.plant()
         return session
 

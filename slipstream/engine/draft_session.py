@@ -43,7 +43,7 @@ RankTokens = Callable[[Tensor, Sequence[int], int], list[int]]
 
 
 @dataclass
-class TreeGrowth:
+class StaticTree:
     """One tree being written behind `text`: it takes the logits of the text's last row, then those of each `fed`."""
 
     text: Sequence[int]
@@ -224,37 +224,37 @@ class DraftSession:
     """Of the tokens that are not sent yet, where the sampling rule needs them."""
     chunk_started_s: float = 0.0
     """When the first pass of the chunk began that is being written."""
-    growth: TreeGrowth | None = None
+    static_tree: StaticTree | None = None
     """The line's tree, where trees are asked for; None until there is room for one."""
-    grows: Growth | None = None
+    growth: Growth | None = None
     """How the line branches, where dynamic trees are asked for."""
-    written: WrittenTree | None = None
+    dynamic_tree: WrittenTree | None = None
     """The line's dynamic tree."""
     branches: Branches | None = None
     """Which of its nodes are read, where that is not its main path alone."""
 
     def plant(self) -> None:
         """The line begins behind its output."""
-        if self.grows is None:
+        if self.growth is None:
             return
-        self.written = WrittenTree(self.line.epoch, self.grows)
-        if self.grows.extends_branches:
-            self.branches = Branches(self.written, self.line.output, self.grows.width, self.calibration)
+        self.dynamic_tree = WrittenTree(self.line.epoch, self.growth)
+        if self.growth.extends_branches:
+            self.branches = Branches(self.dynamic_tree, self.line.output, self.growth.width, self.calibration)
 
     def keep_rows(self, old: Sequence[int], order: RestartLine) -> None:
         """Of the model's cache what a new line begins with: the `old` output may have foreseen what it is told."""
         state, branches, keep = self.work.state, self.branches, order.keep
-        growth, self.growth = self.growth, None
-        if self.written is not None and branches is None:
+        static_tree, self.static_tree = self.static_tree, None
+        if self.dynamic_tree is not None and branches is None:
             keep += num_common(old[keep:], order.suffix)
         keep = min(keep, max(order.keep + len(order.suffix) - 1, 0))  # what follows the last token is still to be said
         num_kept = min(state.num_tokens, state.num_prompt_tokens + keep)
         if branches is not None and len(old) == keep:
             state.keep_path(num_kept, branches.rows_of(order.suffix))
-        elif growth is None or len(growth.text) != keep:
+        elif static_tree is None or len(static_tree.text) != keep:
             state.rollback(num_kept)
         else:
-            state.keep_path(num_kept, growth.cached_path(order.suffix, state.num_tokens - num_kept))
+            state.keep_path(num_kept, static_tree.cached_path(order.suffix, state.num_tokens - num_kept))
 
     @property
     def num_unsent(self) -> int:
@@ -266,7 +266,7 @@ class DraftSession:
     def choosing(self) -> ChosenAhead:
         """Chooses the tokens that go on behind the line's end, or behind that of a tree's chain."""
         text = [*self.line.output] if self.branches is None else self.branches.text_of_chain
-        return ChosenAhead(self.sampler, text, self.grows.width if self.grows is not None else 0)
+        return ChosenAhead(self.sampler, text, self.growth.width if self.growth is not None else 0)
 
     @property
     def unseen(self) -> Window:
@@ -275,8 +275,8 @@ class DraftSession:
         num_known = self.work.state.num_tokens - self.work.state.num_prompt_tokens
         if self.branches is not None:
             return self.branches.window(num_known)
-        if self.growth is not None and self.growth.fed is not None:
-            return self.growth.fed
+        if self.static_tree is not None and self.static_tree.fed is not None:
+            return self.static_tree.fed
         return self.line.output[num_known:]
 
     @property
@@ -287,7 +287,7 @@ class DraftSession:
     @property
     def has_unsent(self) -> bool:
         """There is something to send."""
-        return self.written.has_unsent if self.written is not None else self.num_unsent > 0
+        return self.dynamic_tree.has_unsent if self.dynamic_tree is not None else self.num_unsent > 0
 
 
 def checked_growth(request: DraftStart) -> Growth | None:
@@ -308,5 +308,5 @@ def ahead_of(sessions: Sequence[DraftSession]) -> LargestAhead | ChosenAhead:
     if not all(session.sampler.takes_largest for session in sessions):
         (session,) = sessions
         return session.choosing()
-    width = max((session.grows.width for session in sessions if session.grows is not None), default=0)
+    width = max((session.growth.width for session in sessions if session.growth is not None), default=0)
     return LargestAhead(len(sessions), width)

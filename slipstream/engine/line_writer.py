@@ -11,7 +11,7 @@ from itertools import takewhile
 import torch
 
 from slipstream.engine.batcher import step_each
-from slipstream.engine.draft_session import Ahead, DraftLine, DraftSession, TreeGrowth, ahead_of
+from slipstream.engine.draft_session import Ahead, DraftLine, DraftSession, StaticTree, ahead_of
 from slipstream.engine.forward import Begun, DecodeState
 from slipstream.engine.segments import Window
 from slipstream.engine.thread import Lane, ModelThread
@@ -29,8 +29,6 @@ FIRST_PASS_S = 0.001
 """What a pass is held for until one was measured."""
 CATCH_UP = 64
 """Tokens of a text that a pass takes in at most, where the draft joins or goes on behind many."""
-AHEAD = -1
-"""Stands for the rows of a token that is written without a look at it."""
 
 
 class LineWriter:
@@ -54,6 +52,7 @@ class LineWriter:
         self._most_ahead = math.inf
         """Sessions whose tokens the model writes so together; of more it was seen to refuse."""
         self._prepared: set[int] = set()
+        self._has_written_ahead = False
         """Rows of which there was a pass."""
         self._told: set[tuple[str, type[Exception]]] = set()
         """Of what went wrong and a pass made up for; see `_tell_once`."""
@@ -142,7 +141,7 @@ class LineWriter:
     def _may_go_on(self, session: DraftSession, write_until: int) -> bool:
         """Whether a chain or a dynamic tree has room; of what branches it is then known what the next pass reads."""
         if session.branches is not None:
-            assert session.grows is not None, "what branches knows how"
+            assert session.growth is not None, "what branches knows how"
             if session.branches.has_chosen:
                 return True
             num_sharing = 1 if self._take_turns else max(len(self._writing), 1)
@@ -150,9 +149,9 @@ class LineWriter:
             most_drawn = min(self._most_ahead, self._model.most_nodes, 1)
             most_ahead = self._most_ahead if session.sampler.takes_largest else most_drawn
             ahead_s = min(self._ahead_s.value / num_sharing, pass_s(1)) if num_sharing <= most_ahead else math.inf
-            least_log = session.grows.least_log if self._is_thrifty else -math.inf
-            return session.branches.choose(pass_s, ahead_s, session.grows.rows, write_until, least_log)
-        has_room = session.written is None or session.written.room > 0
+            least_log = session.growth.least_log if self._is_thrifty else -math.inf
+            return session.branches.choose(pass_s, ahead_s, session.growth.rows, write_until, least_log)
+        has_room = session.dynamic_tree is None or session.dynamic_tree.room > 0
         return len(session.line.output) < write_until and has_room
 
     def _carry_out(self, session: DraftSession) -> None:
@@ -169,8 +168,8 @@ class LineWriter:
             state = session.work.state
             num_text = min(state.num_tokens, state.num_prompt_tokens + len(session.line.output))
             state.keep_path(num_text, session.branches.move(root))
-        elif session.written is not None:
-            session.written.move_along(root)
+        elif session.dynamic_tree is not None:
+            session.dynamic_tree.move_along(root)
 
     def _restart(self, session: DraftSession, order: RestartLine) -> None:
         line = session.line
@@ -194,12 +193,12 @@ class LineWriter:
     def _may_grow(self, session: DraftSession) -> bool:
         """A line is one tree, and ends when it is complete."""
         line = session.line
-        if session.growth is None:
+        if session.static_tree is None:
             depth = min(line.write_until, self._room(session)) - len(line.output)
             if depth <= 0:
                 return False
-            session.growth = TreeGrowth(tuple(line.output), depth, started_s=time.perf_counter())
-        return not session.growth.is_complete
+            session.static_tree = StaticTree(tuple(line.output), depth, started_s=time.perf_counter())
+        return not session.static_tree.is_complete
 
     def _pass(self, sessions: Sequence[DraftSession]) -> None:
         """The next token of every session, or the next few where that takes no wait between them."""
@@ -223,7 +222,7 @@ class LineWriter:
             self._most_ahead = min(self._most_ahead, len(sessions) - 1)
             return False
         if all(session.branches is not None for session in sessions):
-            self._learn(AHEAD, (time.perf_counter() - started) / len(written[0]))
+            self._learn_ahead((time.perf_counter() - started) / len(written[0]))
         for session, token_ids, of_session in zip(sessions, written, ahead.read(), strict=True):
             self._take(session, token_ids, of_session)
         return True
@@ -233,14 +232,14 @@ class LineWriter:
         line, state = session.line, session.work.state
         write_until = min(line.write_until, self._room(session))
         num_known = state.num_tokens - state.num_prompt_tokens
-        if session.growth is not None:
+        if session.static_tree is not None:
             return 0, 0
         if session.branches is not None:
             return session.branches.end_of_chain(num_known, write_until)
         if len(line.output) - num_known != 1:
             return 0, 0
         room = write_until - len(line.output)
-        return line.output[-1], room if session.written is None else min(room, session.written.room)
+        return line.output[-1], room if session.dynamic_tree is None else min(room, session.dynamic_tree.room)
 
     def _take(self, session: DraftSession, written: Sequence[int], ahead: Ahead) -> None:
         """Takes the tokens that the model has written ahead, up to the first that nobody could have chosen."""
@@ -270,12 +269,12 @@ class LineWriter:
         outcomes = iter(self._outcomes(stepping))
         trees = [window for _, window in stepping if isinstance(window, TokenTree)]
         if trees and len(trees) == len(stepping):
-            self._learn(sum(len(tree.new_token_ids) - 1 for tree in trees), time.perf_counter() - started)
+            self._learn_rows(sum(len(tree.new_token_ids) - 1 for tree in trees), time.perf_counter() - started)
         for session, _, window, is_all in batch:
             outcome = next(outcomes) if window else session.prompt_logits
             if not isinstance(outcome, torch.Tensor):
                 self._fail(session, outcome)
-            elif is_all and (session.growth is not None or session.branches is not None):
+            elif is_all and (session.static_tree is not None or session.branches is not None):
                 rows = outcome if isinstance(window, TokenTree) else outcome.view(-1, outcome.shape[-1])[-1:]
                 self._grow(session, rows)
             elif is_all:
@@ -302,30 +301,33 @@ class LineWriter:
             self._told.add(told)
             get_logger().warning(event, exc_info=error)
 
-    def _learn(self, num_rows: int, seconds: float) -> None:
-        """What a pass over nodes alone took, by its rows beyond one a session, or a token `AHEAD`. The first one of so
-        many may have prepared something, and is no measure."""
-        if num_rows not in self._prepared:
-            self._prepared.add(num_rows)
-        elif num_rows == AHEAD:
-            self._ahead_s.observe(seconds)
-        else:
+    def _learn_rows(self, num_rows: int, seconds: float) -> None:
+        """What a pass over nodes alone took, by its rows beyond one a session. The first one of so many may have
+        prepared something, and is no measure."""
+        if num_rows in self._prepared:
             self._row_costs.observe(num_rows, seconds)
+        self._prepared.add(num_rows)
+
+    def _learn_ahead(self, seconds: float) -> None:
+        """What a token took that was written without a look at it; of the first ones as of rows."""
+        if self._has_written_ahead:
+            self._ahead_s.observe(seconds)
+        self._has_written_ahead = True
 
     def _grow(self, session: DraftSession, rows: torch.Tensor) -> None:
-        growth, sampler = session.growth, session.sampler
+        static_tree, sampler = session.static_tree, session.sampler
         try:
             if session.branches is not None:
                 session.branches.grow(rows, sampler.candidates)
                 self._send_in_time(session)
-            elif growth is not None:
-                growth.grow(rows, sampler.rank)
+            elif static_tree is not None:
+                static_tree.grow(rows, sampler.rank)
         except Exception as error:
             self._fail(session, error)
             return
-        if growth is not None and growth.is_complete:
-            tree, pass_s = growth.tree, (time.perf_counter() - growth.started_s) / growth.num_levels
-            chunk = DraftTokens(session.line.epoch, len(growth.text), tree.token_ids, pass_s, parents=tree.parents)
+        if static_tree is not None and static_tree.is_complete:
+            tree, pass_s = static_tree.tree, (time.perf_counter() - static_tree.started_s) / static_tree.num_levels
+            chunk = DraftTokens(session.line.epoch, len(static_tree.text), tree.token_ids, pass_s, parents=tree.parents)
             self._loop.call_soon_threadsafe(session.chunks.put_nowait, chunk)
 
     def _choose(self, session: DraftSession, logits: torch.Tensor) -> None:
@@ -339,8 +341,8 @@ class LineWriter:
 
     def _go_on(self, session: DraftSession, token_ids: Sequence[int], ahead: Ahead) -> None:
         """These follow a line that is read along its main path alone."""
-        if session.written is not None:
-            session.written.go_on(token_ids, ahead.candidates, session.sampler.vocab_size)
+        if session.dynamic_tree is not None:
+            session.dynamic_tree.go_on(token_ids, ahead.candidates, session.sampler.vocab_size)
         session.line.output += token_ids
         session.proposals += ahead.proposals
         self._send_in_time(session)
@@ -355,8 +357,8 @@ class LineWriter:
             return
         line, token_ids = session.line, session.line.output[session.num_sent :]
         seconds = time.perf_counter() - session.chunk_started_s
-        if session.written is not None:
-            chunk = session.written.take(seconds)
+        if session.dynamic_tree is not None:
+            chunk = session.dynamic_tree.take(seconds)
         else:
             pass_s = seconds / len(token_ids)
             chunk = DraftTokens(line.epoch, session.num_sent, tuple(token_ids), pass_s, tuple(session.proposals))

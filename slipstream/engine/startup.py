@@ -116,24 +116,23 @@ class ModelServiceConfig(ServiceOptions):
             share: of what is available on the model's device, where nobody said how much.
             cache_mb: MiB of the cache, or -1 for `cache_ratio` of the bytes for keys and values.
         """
-        device = torch.device(model.info.device)
-        available = model.room(torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes())
-        told_bytes = max(0, cache_mb) * MIB
+        asked_bytes = None if cache_mb < 0 else cache_mb * MIB
+        least_bytes = model.kv_bytes(1)
         if self.kv_budget_mb:
             kv_bytes = self.kv_budget_mb * MIB
-        elif cache_mb < 0:
+            if kv_bytes < least_bytes:
+                least_mb = -(-least_bytes // MIB)
+                raise ModelNotUsable(f"--kv-budget-mb {self.kv_budget_mb}: a caption takes {least_mb} at least")
+            return kv_bytes, int(cache_ratio * kv_bytes) if asked_bytes is None else asked_bytes
+        device = torch.device(model.info.device)
+        available = model.room(torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes())
+        if asked_bytes is None:
             kv_bytes = int(share * available / (1 + cache_ratio))
         else:
-            kv_bytes = int(share * max(0, available - told_bytes))
-        cache_bytes = told_bytes if cache_mb >= 0 else int(cache_ratio * kv_bytes)
-        least_bytes, prefill_bytes = model.kv_bytes(1), 0
-        if not self.kv_budget_mb:
-            prefill_bytes = model.prefill_bytes(kv_bytes)
-            kv_bytes = min(kv_bytes, available - cache_bytes - prefill_bytes)
-        elif kv_bytes < least_bytes:
-            raise ModelNotUsable(
-                f"--kv-budget-mb {self.kv_budget_mb}: a caption takes {-(-least_bytes // MIB)} at least"
-            )
+            kv_bytes = int(share * max(0, available - asked_bytes))
+        cache_bytes = int(cache_ratio * kv_bytes) if asked_bytes is None else asked_bytes
+        prefill_bytes = model.prefill_bytes(kv_bytes)
+        kv_bytes = min(kv_bytes, available - cache_bytes - prefill_bytes)
         if kv_bytes < least_bytes:
             missing = max(0, cache_bytes + prefill_bytes + least_bytes - available)
             raise ModelNotUsable(

@@ -34,7 +34,7 @@ from slipstream.speculation.methods import METHODS, TOLERANT_METHOD, GuidanceKin
 from slipstream.speculation.protocol import StopRule
 
 T = TypeVar("T")
-MAX_PULLS = 64
+MAX_PULLS = MAX_HINT_CALLS = 64
 """Drafts may be lost and join again within a caption; each pull costs the model's thread some time."""
 MAX_HINT_CHARS = 2**20
 """Of one text, which is cut there: a session keeps far fewer tokens."""
@@ -196,9 +196,9 @@ class TargetEngine:
         session = await self._capable(session_id, capability)
         if not capability or session.hints is None:
             raise InvalidRequest(f"session {session_id!r} drafts from no hints")
-        session.num_pulls += 1
-        if session.num_pulls > MAX_PULLS:
-            raise LimitExceeded(f"this session was given hints {MAX_PULLS} times; give it more of them at once")
+        session.num_hint_calls += 1
+        if session.num_hint_calls > MAX_HINT_CALLS:
+            raise LimitExceeded(f"this session was given hints {MAX_HINT_CALLS} times; give it more of them at once")
         return session.hints.add(await asyncio.to_thread(self._tokenize, texts))
 
     @contextlib.asynccontextmanager

@@ -71,6 +71,7 @@ class TargetSession:
     carried_share: float = 0.0
     """Of its prompt, what rode along the passes of others."""
     num_pulls: int = 0
+    num_hint_calls: int = 0
     """How often its guidance was asked for, and hints were given."""
 
     @property

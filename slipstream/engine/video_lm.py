@@ -120,7 +120,7 @@ class VideoLM:
             raise InvalidRequest(f"the chat template of {self.info.model_id} takes no text without a video")
         token_ids = tuple(self._text_template.encode(chat))
         if len(token_ids) >= (context := self.info.max_context):
-            raise LimitExceeded(f"the prompt takes {len(token_ids)} tokens of {context} of context; send a shorter one")
+            raise LimitExceeded(f"prompt takes {len(token_ids)} tokens of {context} of context; send a shorter one")
         return PromptPlan(token_ids, video=(), text_start=0, num_steps=0)
 
     def encode_frames(self, frames: NDArray[np.uint8]) -> Tensor:
@@ -396,5 +396,5 @@ class VideoLM:
 
 def _checked(prompt: Chat | str) -> Chat:
     if not (chat := Chat(prompt) if isinstance(prompt, str) else prompt).question.strip():
-        raise InvalidRequest("the prompt is empty; ask for a description, for instance")
+        raise InvalidRequest("prompt is empty; ask for a description, for instance")
     return chat

@@ -15,14 +15,14 @@ class Ranked:
     """The likeliest tokens of a place, the first before all, and the draft's own chance of each."""
 
     token_ids: list[int]
-    sure: list[float]
+    said: list[float]
 
     def led_by(self, token_id: int, count: int, vocab_size: int) -> tuple[list[int], list[float]]:
         """At most `count`, first the token that the model went on with: of equals it may have taken another one."""
-        pairs = zip(self.token_ids, self.sure, strict=True)
-        others = [(each, sure) for each, sure in pairs if each != token_id and each < vocab_size]
-        kept = [(token_id, self.sure[0]), *others[: count - 1]]
-        return [each for each, _ in kept], [sure for _, sure in kept]
+        pairs = zip(self.token_ids, self.said, strict=True)
+        others = [(each, said) for each, said in pairs if each != token_id and each < vocab_size]
+        kept = [(token_id, self.said[0]), *others[: count - 1]]
+        return [each for each, _ in kept], [said for _, said in kept]
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class WrittenNode:
 
     token_id: int
     parent: int
-    sure: float
+    said: float
     """The draft's own chance of it, given the node before."""
     children: list[int] = field(default_factory=list)
 
@@ -58,9 +58,9 @@ class WrittenTree:
         """Passes that cannot add more nodes than may live."""
         return (MAX_NODES - len(self.nodes)) // self._growth.nodes_per_pass
 
-    def extend(self, token_ids: Sequence[int], sure: Sequence[float]) -> None:
+    def extend(self, token_ids: Sequence[int], said: Sequence[float]) -> None:
         """A pass has read the main path's end: its candidates, of which the first is the next one."""
-        self.tip = self.add(self.tip, token_ids, sure)
+        self.tip = self.add(self.tip, token_ids, said)
         self.passed()
 
     def go_on(self, token_ids: Sequence[int], candidates: Sequence[Ranked], vocab_size: int) -> None:
@@ -68,10 +68,10 @@ class WrittenTree:
         for token_id, found in zip(token_ids, candidates, strict=False):
             self.extend(*found.led_by(token_id, self._growth.width, vocab_size))
 
-    def add(self, parent: int, token_ids: Sequence[int], sure: Sequence[float]) -> int:
+    def add(self, parent: int, token_ids: Sequence[int], said: Sequence[float]) -> int:
         """The candidates behind a node, the best first, whose number is the result."""
         first = self._num_written
-        for token_id, each in zip(token_ids, sure, strict=True):
+        for token_id, each in zip(token_ids, said, strict=True):
             node = self.nodes[self._num_written] = WrittenNode(token_id, parent, each)
             self._unsent.append(node)
             self._num_written += 1
@@ -146,6 +146,6 @@ class WrittenTree:
             tuple(node.token_id for node in nodes),
             pass_s / num_passes,
             parents=tuple(node.parent for node in nodes),
-            chances=tuple(node.sure for node in nodes),
+            chances=tuple(node.said for node in nodes),
             num_passes=num_passes,
         )

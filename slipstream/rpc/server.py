@@ -89,8 +89,9 @@ class Health(health_pb2_grpc.HealthServicer):
         return HealthCheckResponse(status=self._statuses[service])
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:
+        service = self._known_as(request.service)
         with self._watchers.held():
-            async with within(self._watch_s, self._late), aclosing(self._changes(self._known_as(request.service))) as changes:
+            async with within(self._watch_s, self._late), aclosing(self._changes(service)) as changes:
                 await write_all(context, changes)
 
     def set(self, service: str, status: int) -> None:
@@ -231,17 +232,17 @@ async def _serve(
     serves: Sequence[str],
     guards: Sequence[Guard],
 ) -> None:
-    stopping = _stop_on_signals()
     raise_descriptor_limit()
     descriptors = Descriptors()
     PROCESS.watch(descriptors)
     server, credentials, calls = make_server(config, serves, guards)
     health = add_health(server, config.callers.share, *serves[:1])
     lifecycle = Lifecycle(health)
+    signalled = _on_signals(lifecycle)
     lifecycle.report("", is_serving=False)
     expiries = config.expiries  # as the files are before what calls others reads them, once
     with bound(server, config.listen, credentials) as address, shown_at(config.metrics):
-        end = asyncio.create_task(wait_for_end([stopping, lifecycle.failed], parent))
+        end = asyncio.create_task(wait_for_end([signalled, lifecycle.failed], parent))
         setting_up = asyncio.create_task(setup(server, config, lifecycle))
         await asyncio.wait({end, setting_up}, return_when=asyncio.FIRST_COMPLETED)
         if not setting_up.done():
@@ -258,11 +259,9 @@ async def _serve(
         PROCESS.started(name, expiries)
         get_logger().info("service.ready", address=address, pid=os.getpid(), max_descriptors=descriptors.limit)
         await end
-        stopping.clear()
-        lifecycle.hurried = stopping
         lifecycle.stopping.set()
         health.end()
-        await _drain(server, calls, stopping, config, can_finish=not isinstance(lifecycle.failure, DeviceLost))
+        await _drain(server, calls, lifecycle.hurried, config, can_finish=not isinstance(lifecycle.failure, DeviceLost))
         if isinstance(lifecycle.failure, DeviceLost):  # what waits for it, or for a rank, may never end
             asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
         else:
@@ -309,29 +308,32 @@ def add_health(server: grpc.aio.Server, share: float, itself: str = "") -> Healt
     return servicer
 
 
-def _stop_on_signals() -> asyncio.Event:
-    stopping = asyncio.Event()
+def _on_signals(lifecycle: Lifecycle) -> asyncio.Event:
+    """Set by the first signal; one that comes while the process ends hurries it."""
+    signalled = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    return stopping
+        asyncio.get_running_loop().add_signal_handler(
+            number, lambda: (lifecycle.hurried if lifecycle.stopping.is_set() else signalled).set()
+        )
+    return signalled
 
 
 async def _drain(
     server: grpc.aio.Server,
     calls: AnswerErrors,
-    stopping: asyncio.Event,
+    hurried: asyncio.Event,
     config: ServiceOptions,
     *,
     can_finish: bool = True,
 ) -> None:
-    """Lets open calls finish for a while, if they can, then ends them and says so; a second signal ends the wait."""
+    """Lets open calls finish for a while, if they can and nobody is hurried, then ends them and says so."""
     drain_s = config.drain_s if can_finish else 0.0
     if config.lame_duck:
         calls.refuse_new()
         draining = asyncio.create_task(calls.wait_idle())
     else:
         draining = asyncio.create_task(server.stop(drain_s + ANSWER_S))
-    impatient = asyncio.create_task(stopping.wait())
+    impatient = asyncio.create_task(hurried.wait())
     await asyncio.wait({draining, impatient}, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
     impatient.cancel()
     all_ended = draining.done()

@@ -97,8 +97,8 @@ def trial_environment() -> dict[str, str]:
     """What finds our code and packages; no token or key of the service is handed on."""
     libraries = os.environ.get("LD_LIBRARY_PATH")
     paths = [str(Path(__file__).parents[2]), *filter(os.path.isabs, sys.path)]
-    told = {"PYTHONPATH": os.pathsep.join(paths), "LC_ALL": "C.UTF-8"}
-    return told | ({"LD_LIBRARY_PATH": libraries} if libraries else {})
+    environment = {"PYTHONPATH": os.pathsep.join(paths), "LC_ALL": "C.UTF-8"}
+    return environment | ({"LD_LIBRARY_PATH": libraries} if libraries else {})
 
 
 def main() -> None:

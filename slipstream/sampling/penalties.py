@@ -21,8 +21,8 @@ def for_repetition(
     first_rows = dict.fromkeys([*prompt_ids, *output], 0)
     for index, token in enumerate(window[: len(logits) - 1]):
         first_rows.setdefault(token, index + 1)
-    told = torch.tensor([list(first_rows), list(first_rows.values())], dtype=torch.int64)
-    columns, since = to_device(told, logits.device)
+    packed = torch.tensor([list(first_rows), list(first_rows.values())], dtype=torch.int64)
+    columns, since = to_device(packed, logits.device)
     scores = logits[:, columns]
     rows = torch.arange(len(logits), device=logits.device)[:, None]
     penalties = torch.where(scores < 0, scores * penalty, scores / penalty)

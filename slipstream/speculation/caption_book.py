@@ -152,8 +152,8 @@ class Opening:
 
 
 @dataclass
-class _Shape:
-    """Captions but for their decoding."""
+class _Averages:
+    """Of captions of one size: how long their first token takes, and how many they have."""
 
     first_token_s: DecayedMean = field(default_factory=lambda: DecayedMean(0.0))
     num_tokens: DecayedMean = field(default_factory=lambda: DecayedMean(0.0))
@@ -173,7 +173,7 @@ class CaptionBook:
         self._target_costs: OrderedDict[Hashable, CostModel] = OrderedDict()
         """By size and load: the target's passes are the same whatever the draft, and plain captions have them too."""
         self._prompts: OrderedDict[str, None] = OrderedDict()
-        self._shapes: OrderedDict[Hashable, _Shape] = OrderedDict()
+        self._averages: OrderedDict[Hashable, _Averages] = OrderedDict()
 
     @property
     def num_kinds(self) -> int:
@@ -218,19 +218,19 @@ class CaptionBook:
             return None
         newest = drafted[-1]
         alike = {kind.load: self._costs[kind] for kind in drafted if _is_relative(kind, newest)}
-        shape = self._shapes.get((newest.size, newest.settings))
-        if shape is None:  # forgotten, as captions of many other kinds have ended since without a draft
+        averages = self._averages.get((newest.size, newest.settings))
+        if averages is None:  # forgotten, as captions of many other kinds have ended since without a draft
             return None
         by_captions = {2 ** (load - 1): costs.draft_pass_s.value for load, costs in alike.items()}
-        return MeasuredCaptions(alike[min(alike)], by_captions, shape.first_token_s.value, shape.num_tokens.value)
+        return MeasuredCaptions(alike[min(alike)], by_captions, averages.first_token_s.value, averages.num_tokens.value)
 
     def end(self, opening: Opening, num_tokens: int, first_token_s: float = 0.0) -> None:
         """The caption reached its end, with so many tokens; the first came so long after its frames."""
         kind = opening.kind
-        shape = self._shapes.get((kind.size, kind.settings)) or _Shape()
-        shape.first_token_s.observe(first_token_s)
-        shape.num_tokens.observe(num_tokens)
-        _remember(self._shapes, (kind.size, kind.settings), shape)
+        averages = self._averages.get((kind.size, kind.settings)) or _Averages()
+        averages.first_token_s.observe(first_token_s)
+        averages.num_tokens.observe(num_tokens)
+        _remember(self._averages, (kind.size, kind.settings), averages)
         _remember(self._target_costs, (kind.size, kind.load), opening.costs)
         if opening.start is not Start.REST:
             _remember(self._costs, kind, opening.costs)

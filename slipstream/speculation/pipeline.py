@@ -219,11 +219,13 @@ class Pipeline:
         self._line.drop()
         return self._next_pass()
 
-    def on_target_lost(self) -> list[Action]:
+    def on_target_lost(self) -> None:
         """The target is gone, with the window that it judged, and the next one begins: its first verdict, like that of
-        the first, is about what follows the committed text. The draft is to be let go and may join again."""
+        the first, is about what follows the committed text. The draft is to be let go and may join again. The next
+        target's prefill counts as a pass that runs, so there is nothing to do until it ends."""
         self._passes = PassRequest()
-        return self.on_draft_lost()
+        self.draft_phase = DraftPhase.ABSENT
+        self._line.drop()
 
     def on_hold_expired(self) -> list[Action]:
         """The draft kept the target waiting for too long: go on with what there is, and do not wait again until it
@@ -252,12 +254,25 @@ class Pipeline:
         window, depth = self._passes.answer(verdict)
         tokens = verdict.committed(window)
         self.committed.extend(tokens)
+        if num_drafted is not None and kind is PassKind.SELF and not self._hint_depth:
+            depth = min(depth, num_drafted)
+        num_accepted = self._count_window(verdict, window, depth, kind)
+        self._observe_round(len(tokens), kind, round_s, held_s, company, in_batch=in_batch and not num_drafted)
+        commit = Commit(tokens, verdict.num_accepted)
+        if verdict.finish_reason is None:
+            return [commit, *self._continue_line(tokens, num_accepted), *self._next_pass()]
+        self.finish_reason = verdict.finish_reason
+        if self._line.counts_tokens and self.draft_phase is DraftPhase.WRITING:
+            self._count(replace(self._line.commit(tokens, num_accepted), died=False))
+        return [commit, Finish(verdict.finish_reason)]
+
+    def _count_window(self, verdict: Verdict, window: Sequence[int], depth: int, kind: PassKind) -> int:
+        """Counts what became of a window that was `depth` deep. Returns how many of the draft's tokens were accepted:
+        those of hints beside them are nobody's."""
         num_accepted = verdict.num_accepted
-        if self._hint_depth:  # what is counted is the draft's
+        if self._hint_depth:
             num_accepted, depth = verdict.num_of(window), len(window)
             self._hints_lead = verdict.num_accepted > num_accepted
-        elif num_drafted is not None and kind is PassKind.SELF:
-            depth = min(depth, num_drafted)
         if _ended_within(verdict) and num_accepted == verdict.num_accepted:
             depth = num_accepted  # what lay behind was not judged
         if depth and not self._line.counts_tokens:
@@ -265,19 +280,18 @@ class Pipeline:
             self.num_accepted += num_accepted
             self.num_judged += min(num_accepted + 1, depth)
             self.num_deaths += kind is PassKind.SELF and num_accepted < depth  # each of its windows is a line
+        return num_accepted
+
+    def _observe_round(
+        self, num_tokens: int, kind: PassKind, round_s: float, held_s: float, company: Company, *, in_batch: bool
+    ) -> None:
+        """Whoever decides by what a pass cost hears of it."""
         if kind is PassKind.SPECULATIVE and isinstance(self.costs, TreeCosts):
-            self.costs.observe_round(len(tokens), round_s + held_s)
+            self.costs.observe_round(num_tokens, round_s + held_s)
         if self.gate is not None and kind is PassKind.SPECULATIVE:
-            self.gate.on_round(len(tokens), round_s, held_s, company)
+            self.gate.on_round(num_tokens, round_s, held_s, company)
         elif kind is PassKind.PLAIN or (self._hint_depth and kind is PassKind.SELF):
-            self._undrafted.observe(round_s, self.draft_phase, company, in_batch=in_batch and not num_drafted)
-        commit = Commit(tokens, verdict.num_accepted)
-        if verdict.finish_reason is not None:
-            self.finish_reason = verdict.finish_reason
-            if self._line.counts_tokens and self.draft_phase is DraftPhase.WRITING:
-                self._count(replace(self._line.commit(tokens, num_accepted), died=False))
-            return [commit, Finish(verdict.finish_reason)]
-        return [commit, *self._continue_line(tokens, num_accepted), *self._next_pass()]
+            self._undrafted.observe(round_s, self.draft_phase, company, in_batch=in_batch)
 
     # -- the line -------------------------------------------------------------------------------------------------
 

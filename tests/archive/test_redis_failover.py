@@ -16,10 +16,10 @@ from slipstream.archive import redis_failover
 from slipstream.archive.queue import BatchSpec, BeatAnswer, JobState, Lease, QueueUnavailable, SubmitOutcome
 from slipstream.archive.redis_failover import (
     Followers,
+    LeaderView,
     LeadsNoMore,
     SentinelPool,
     Sentinels,
-    Standing,
     connect,
     connect_by_sentinel,
 )
@@ -328,11 +328,11 @@ async def test_a_sentinel_that_hangs_up_is_asked_once() -> None:
 
 async def test_who_leads_is_asked_when_a_replica_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
     followers, pool, sentinels = confirming("x", "x", None)
-    both = Standing("x", frozenset((ONE, TWO)))
+    both = LeaderView("x", frozenset((ONE, TWO)))
     for _ in range(3):
         await followers.confirm(both, pool)
     assert [each.asked for each in sentinels] == [1, 1, 1], "as long as all follow nobody is asked again"
-    left = Standing("x", frozenset((ONE,)))
+    left = LeaderView("x", frozenset((ONE,)))
     for _ in range(2):
         with pytest.raises(QueueUnavailable, match="a replica has left"):
             await followers.confirm(left, pool)
@@ -352,7 +352,7 @@ async def test_a_server_that_a_sentinel_replaces_promises_nothing_though_the_oth
     """It made another one the leader a second ago, and tells the others within two; what the old one takes until its
     followers leave it is lost."""
     followers, pool, (_, _, replacing) = confirming("run", "run", "run")
-    standing = Standing("run", frozenset({ONE}))
+    standing = LeaderView("run", frozenset({ONE}))
     replacing.flags = REPLACING
     with pytest.raises(LeadsNoMore, match="a sentinel replaces the server"):
         await followers.confirm(standing, pool)
@@ -365,17 +365,17 @@ async def test_where_nobody_can_be_asked_a_replica_that_left_stops_nothing() -> 
     followers, by_sentinel, sentinels = confirming("x", "x", "x")
     for pool, run_id in ((plain, "x"), (by_sentinel, "")):
         for replicas in ((ONE, TWO), (ONE,)):
-            await followers.confirm(Standing(run_id, frozenset(replicas)), pool)
+            await followers.confirm(LeaderView(run_id, frozenset(replicas)), pool)
     assert not any(each.asked for each in sentinels)
 
 
 async def test_a_server_that_led_before_is_not_confirmed_by_what_was_said_of_another() -> None:
     """A connection may be left to it, and those that follow it may be those that followed the other."""
     followers, pool, sentinels = confirming("y", "y", "y")
-    await followers.confirm(Standing("y", frozenset((TWO,))), pool)
+    await followers.confirm(LeaderView("y", frozenset((TWO,))), pool)
     with pytest.raises(QueueUnavailable, match="0 of 3 sentinels"):
-        await followers.confirm(Standing("x", frozenset((TWO,))), pool)
-    await followers.confirm(Standing("y", frozenset((TWO,))), pool)
+        await followers.confirm(LeaderView("x", frozenset((TWO,))), pool)
+    await followers.confirm(LeaderView("y", frozenset((TWO,))), pool)
     assert sentinels[0].asked == 2
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from slipstream.engine.draft_session import PARENTS, STATIC_TREE, WIDTHS, TreeGrowth
+from slipstream.engine.draft_session import PARENTS, STATIC_TREE, WIDTHS, StaticTree
 from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.sampler import DraftSampler
 
@@ -19,14 +19,14 @@ def logits_after(text: Sequence[int]) -> torch.Tensor:
     return torch.randn(VOCAB, generator=generator)
 
 
-def grown(text: list[int], depth: int, sampler: DraftSampler) -> TreeGrowth:
-    growth = TreeGrowth(tuple(text), depth)
+def grown(text: list[int], depth: int, sampler: DraftSampler) -> StaticTree:
+    static = StaticTree(tuple(text), depth)
     rows = logits_after(text)[None]
     while True:
-        growth.grow(rows, sampler.rank)
-        if growth.is_complete:
-            return growth
-        fed = growth.fed
+        static.grow(rows, sampler.rank)
+        if static.is_complete:
+            return static
+        fed = static.fed
         assert fed is not None
         texts = [[*text, *(fed.token_ids[n] for n in fed.path(node))] for node in range(fed.num_cached, len(fed))]
         rows = torch.stack([logits_after(behind) for behind in texts])
@@ -44,10 +44,10 @@ def test_the_static_tree_is_that_of_the_paper() -> None:
 def test_every_node_is_the_candidate_of_its_rank(params: SamplingParams, depth: int) -> None:
     sampler = DraftSampler(params, (), VOCAB)
     text = [3, 1, 4]
-    growth = grown(text, depth, sampler)
-    tree = growth.tree
+    static = grown(text, depth, sampler)
+    tree = static.tree
     paths = [path for path in STATIC_TREE if len(path) <= depth]
-    assert len(tree) == len(paths) and growth.num_levels == min(depth, 5)
+    assert len(tree) == len(paths) and static.num_levels == min(depth, 5)
     for node, path in enumerate(paths):
         behind = [*text, *(tree.token_ids[above] for above in tree.path(node)[:-1])]
         best = sampler.rank(logits_after(behind), behind, 4)
@@ -57,29 +57,29 @@ def test_every_node_is_the_candidate_of_its_rank(params: SamplingParams, depth: 
 
 
 def test_only_nodes_with_candidates_behind_them_are_run() -> None:
-    growth = grown([1], 5, DraftSampler(SamplingParams(), (), VOCAB))
-    assert growth.fed is not None
-    assert len(growth.fed) == len([parent for parent in WIDTHS if parent >= 0])
+    static = grown([1], 5, DraftSampler(SamplingParams(), (), VOCAB))
+    assert static.fed is not None
+    assert len(static.fed) == len([parent for parent in WIDTHS if parent >= 0])
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_was_accepted_is_found_in_the_cache(seed: int) -> None:
     order = random.Random(seed)
-    growth = grown([seed], 5, DraftSampler(SamplingParams(), (), VOCAB))
-    tree, fed = growth.tree, growth.fed
+    static = grown([seed], 5, DraftSampler(SamplingParams(), (), VOCAB))
+    tree, fed = static.tree, static.fed
     assert fed is not None
     node = order.randrange(len(tree))
     accepted = [tree.token_ids[above] for above in tree.path(node)]
-    path = growth.cached_path([*accepted, VOCAB + 1], len(fed))
+    path = static.cached_path([*accepted, VOCAB + 1], len(fed))
     assert [fed.token_ids[row] for row in path] == accepted[: len(path)]
     assert len(path) >= len(accepted) - 1, "at most a leaf was never run"
     assert list(path) == sorted(path)
-    assert growth.cached_path(accepted, 0) == ()
-    assert len(growth.cached_path(accepted, len(fed))) < len(accepted), "the next tree follows what the last token says"
+    assert static.cached_path(accepted, 0) == ()
+    assert len(static.cached_path(accepted, len(fed))) < len(accepted), "the next tree follows what the last token says"
 
 
 def test_a_small_vocabulary_has_fewer_candidates() -> None:
     sampler = DraftSampler(SamplingParams(), (), 2)
-    growth = TreeGrowth((), 5)
-    growth.grow(torch.tensor([[0.0, 1.0]]), sampler.rank)
-    assert growth.tree.token_ids == (1, 0)
+    static = StaticTree((), 5)
+    static.grow(torch.tensor([[0.0, 1.0]]), sampler.rank)
+    assert static.tree.token_ids == (1, 0)

@@ -274,12 +274,12 @@ def test_what_is_too_unlikely_is_not_read_until_the_root_moves() -> None:
         branches._calibration.observe([0.5, 0.4, 0.0], 1)
     read = branches.tree.nodes
     assert branches.choose(lambda rows: 1.0, math.inf, 4, 99, math.log(0.45))
-    assert [read[node].sure for node in branches._reading] == [0.5]
+    assert [read[node].said for node in branches._reading] == [0.5]
     branches.grow(torch.zeros(1, 256), lambda *_: ([3, 4, 5], [0.7, 0.2, 0.0]))
     assert not branches.choose(lambda rows: 1.0, 0.0, 4, 99, math.log(0.45)), "neither 0.4 nor 0.5 times 0.7"
     branches.move(0)
     assert branches.choose(lambda rows: 1.0, 0.0, 4, 99, math.log(0.45))
-    assert [read[node].sure for node in branches._reading] == [0.7]
+    assert [read[node].said for node in branches._reading] == [0.7]
     branches.move(5)
     assert branches.choose(lambda rows: 1.0, 0.0, 4, 99, 0.0), "the root always is"
 

@@ -47,9 +47,9 @@ async def strict(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Asyn
 @pytest.mark.parametrize(
     ("options", "status", "complaint"),
     [
-        ({"prompt": ""}, INVALID, "the prompt is empty"),
-        ({"prompt": " \n\t"}, INVALID, "the prompt is empty"),
-        ({"prompt": "x" * 8193}, OUT_OF_RANGE, "the prompt has 8193 characters; at most 8192 fit"),
+        ({"prompt": ""}, INVALID, "prompt is empty"),
+        ({"prompt": " \n\t"}, INVALID, "prompt is empty"),
+        ({"prompt": "x" * 8193}, OUT_OF_RANGE, "prompt has 8193 characters; at most 8192 fit"),
         (
             {"method": "telepathy"},
             INVALID,

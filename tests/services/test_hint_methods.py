@@ -8,7 +8,7 @@ import pytest
 
 from slipstream.engine import VideoLM, judging, load_model
 from slipstream.engine.local_drafter import MAX_HINT_TOKENS, PIECE_TOKENS, HintRoom
-from slipstream.engine.target_engine import MAX_PULLS, TargetEngine
+from slipstream.engine.target_engine import MAX_HINT_CALLS, TargetEngine
 from slipstream.engine.target_prefill import TargetSession
 from slipstream.errors import InvalidRequest, LimitExceeded, SessionGone
 from slipstream.rpc import session_codec
@@ -119,7 +119,7 @@ async def test_who_may_give_a_session_hints(model: VideoLM) -> None:
         await started(engine, "endless", local_drafter="hints", hints=Hints(max_rows=8), guidance_capability=CAPABILITY)
         with pytest.raises(SessionGone):
             await engine.add_hints("own", ["text"], capability=b"another one of 16")
-        for _ in range(MAX_PULLS):
+        for _ in range(MAX_HINT_CALLS):
             await engine.add_hints("own", [], capability=CAPABILITY)
         assert await engine.add_hints("endless", ["x" * 8_000_000], capability=CAPABILITY) <= MAX_HINT_TOKENS
         with pytest.raises(LimitExceeded, match="at once"):

@@ -197,7 +197,7 @@ class DynamicStage(Played):
     def lose_target(self) -> None:
         self.draft = None
         self.passes = deque([((), ())])
-        self.carry_out(self.pipeline.on_target_lost())
+        self.pipeline.on_target_lost()
 
     def expire_hold(self) -> None:
         self.carry_out(self.pipeline.on_hold_expired())

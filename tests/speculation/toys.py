@@ -266,7 +266,7 @@ class Stage(Played):
         self.draft = None
         self.heard.clear()
         self.passes = deque([()])
-        self.carry_out(self.pipeline.on_target_lost())
+        self.pipeline.on_target_lost()
 
     def expire_hold(self) -> None:
         holding = self.pipeline.holding

@@ -185,8 +185,8 @@ class MirroredPass(ForwardPass):
                 continue
             self._told[index] = recording, recording.video
             recording.join_heads = partial(join_heads, size=self._director.leader.size)
-            told = {"segment": index, "order": recording.order, "video": described(recording.video)}
-            new.append((told, recording.video))
+            record = {"segment": index, "order": recording.order, "video": described(recording.video)}
+            new.append((record, recording.video))
         return new
 
 
@@ -227,10 +227,10 @@ class MirroredRunner(Runner):
 
 def describe_rows(rows: Rows) -> dict[str, Any]:
     """Of a session's rows all but the tensors."""
-    told: dict[str, Any] = {"cache": number_of(rows.cache), "tensors": list(map(described, tensors_of(rows)))}
+    record: dict[str, Any] = {"cache": number_of(rows.cache), "tensors": list(map(described, tensors_of(rows)))}
     if rows.tree is not None:
-        told["tree"] = asdict(rows.tree)
-    return told
+        record["tree"] = asdict(rows.tree)
+    return record
 
 
 def tensors_of(rows: Rows) -> Sequence[Tensor]:

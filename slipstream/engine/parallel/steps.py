@@ -134,17 +134,17 @@ class MirroredSteps(StaticSteps):
     def _publish(
         self, op: str, step: StaticStep, states: Sequence[DecodeState], entries: Sequence[Entry], **fields: Any
     ) -> None:
-        told = [_describe(state, entry) for state, entry in zip(states, entries, strict=True)]
-        self._director.publish(op, shape=astuple(step.shape), entries=told, **fields)
+        records = [_describe(state, entry) for state, entry in zip(states, entries, strict=True)]
+        self._director.publish(op, shape=astuple(step.shape), entries=records, **fields)
 
 
 def _describe(state: DecodeState, entry: Entry) -> dict[str, Any]:
     """A session's rows of a step, with the place that a follower must have, too."""
-    told: dict[str, Any] = {
+    record: dict[str, Any] = {
         "cache": number_of(state.cache),
         "start": entry.extent.start,
         "past": entry.past,
         "token_ids": [int(token) for token in entry.token_ids],
         "positions": list(entry.positions),
     }
-    return told if entry.tree is None else told | {"tree": asdict(entry.tree)}
+    return record if entry.tree is None else record | {"tree": asdict(entry.tree)}

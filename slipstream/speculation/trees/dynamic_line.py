@@ -34,11 +34,11 @@ class Node:
     token_id: int
     position: int
     """Of its token in the output."""
-    p: float = 1.0
+    said: float = 1.0
     """What the draft says of it, given the node before."""
     chance: float = 1.0
     """What that is worth, see `Calibration`."""
-    said: float = 0.0
+    log_said: float = 0.0
     """Natural logarithm of what the draft says of it and all above it, as of when the epoch began."""
     children: list[int] = field(default_factory=list)
     """Its candidates, the best first; none: the draft has not been there yet."""
@@ -77,8 +77,8 @@ class DynamicLine(DraftLines):
     def _is_due(self, node: Node) -> bool:
         """The draft goes on behind an unread node before it hears anything, if it goes on there at all."""
         has_room = len(self._nodes) - 1 + self._growth.nodes_per_pass <= MAX_NODES
-        least = self._nodes[self._root].said + self._growth.least_log + RESTS_BELOW_LOG
-        return has_room and node.position + 1 < self._write_until and node.said >= least
+        least = self._nodes[self._root].log_said + self._growth.least_log + RESTS_BELOW_LOG
+        return has_room and node.position + 1 < self._write_until and node.log_said >= least
 
     def advance(self, write_until: int) -> None:
         self._write_until = write_until
@@ -158,7 +158,7 @@ class DynamicLine(DraftLines):
                 raise DraftFault(f"the draft wrote past output position {self._write_until}", FaultKind.ORDER)
             p = chances[index] if chances else 1.0
             chance = self._costs.calibration.chance(len(above.children), p)
-            self._nodes[first + index] = Node(token, above.position + 1, p, chance, above.said + said_log(p))
+            self._nodes[first + index] = Node(token, above.position + 1, p, chance, above.log_said + said_log(p))
             above.children.append(first + index)
         if len(self._nodes) - 1 > MAX_NODES:
             raise DraftFault(f"the draft's tree has {len(self._nodes) - 1} nodes; {MAX_NODES} may live at once")
@@ -212,7 +212,7 @@ class DynamicLine(DraftLines):
             hit = tokens.index(token) if token in tokens else None
             self._costs.observe_match(hit == 0)
             if self._is_confident:
-                self._costs.calibration.observe([self._nodes[child].p for child in above.children], hit)
+                self._costs.calibration.observe([self._nodes[child].said for child in above.children], hit)
             if hit is None:
                 self._drop_others()
                 return Comparison(num_matched, mismatched=True, died=True)
