@@ -96,6 +96,25 @@ async def test_what_was_handed_in_before_results_left_is_not_counted(spill: Spil
     assert len([key for key in await spill.keys() if key.startswith("j:")]) == 100, "the rest waits outside"
 
 
+async def test_what_a_gateway_without_the_folder_ends_takes_no_room(spill: Spill, totals: Any) -> None:
+    """As where gateways are told of it one after the other."""
+    await spill.fill(*NAMES[:40])
+    plain = RedisQueue(spill.url, spill.name, POLICY)
+    for lease in await plain.take("w", 40):
+        await plain.finish(lease, DONE)
+    while await spill.compactor.step():
+        pass
+    assert [job.custom_id for job in await spill.list(states=frozenset({JobState.DONE}))] == NAMES[:40]
+    assert {name: int(count) for name, count in (await totals()).items() if int(count)} == {}
+    await spill.fill(*NAMES[40:])
+    async with Redis.from_url(spill.url) as redis:
+        await redis.zadd(f"{{{spill.name}}}:expiry", {"batch": 1})
+    while await plain.sweep():
+        pass
+    assert int((await totals())["bytes"]) == 0
+    await plain.close()
+
+
 async def test_a_count_that_an_older_release_took_below_nothing_is_mended(spill: Spill, totals: Any) -> None:
     async with Redis.from_url(spill.url) as redis:
         await redis.hset(f"{{{spill.name}}}:totals", "bytes", -(10**9))

@@ -207,6 +207,15 @@ local function put_aside(id, batch, at, bytes)
   ended[batch] = true
 end
 
+-- Whether jobs are counted by what they take: where results leave the store, also for a gateway that was not told so yet,
+-- or not any more. What it ends is to be written by those that were, and no longer to take room.
+local is_weighed = BUDGET > 0 or nil
+
+local function is_counted()
+  if is_weighed == nil then is_weighed = redis.call('HGET', P .. 'totals', 'bytes') ~= false end
+  return is_weighed
+end
+
 -- Of jobs that were handed in before results left the store nothing was counted.
 local function weigh(id, batch, from, to)
   local at = redis.call('HGET', job_key(id), 'at')
@@ -240,7 +249,7 @@ local function move(id, batch, from, to, ...)
   if from == 'dead' then redis.call('ZREM', P .. 'dead', id) end
   if to == 'dead' then redis.call('ZADD', P .. 'dead', now, id) end
   if is_faulty(to) then set_idle(id, batch, parts_bytes(id)) elseif is_faulty(from) then set_idle(id, batch, 0) end
-  if BUDGET > 0 then weigh(id, batch, from, to) end
+  if is_counted() then weigh(id, batch, from, to) end
 end
 
 -- One more field that changes.

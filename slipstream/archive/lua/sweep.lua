@@ -10,7 +10,7 @@ local function sweep(batch)
   for _, id in ipairs(redis.call('LRANGE', jobs_key(batch), 0, tonumber(arg(1)) - 1)) do
     local h = redis.call('HMGET', job_key(id), 'state', 'content', 'at')
     if h[1] then count(batch, h[1], -1) end
-    if BUDGET > 0 and h[1] and h[3] then add(P .. 'totals', 'bytes', -weight(h[1], job_bytes(id, h[1]))) end
+    if h[1] and h[3] then add(P .. 'totals', 'bytes', -weight(h[1], job_bytes(id, h[1]))) end
     redis.call('ZREM', P .. 'dead', id)
     if h[2] and redis.call('GET', P .. 'r:' .. h[2]) == id then redis.call('DEL', P .. 'r:' .. h[2]) end
     set_idle(id, batch, 0)
