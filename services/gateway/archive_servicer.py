@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -34,6 +35,8 @@ DEFAULT_PAGE, MAX_PAGE = 100, 1000
 AT_ONCE, MAX_READS = 25, 100
 """Jobs or parts read at once, so that a page can end before it is too large for a message; and reads of one page."""
 PAGE_BYTES = 2 * 1024**2
+RECENT_S = 600.0
+"""What kept a job waiting is told for so long; none is given back for longer."""
 MessageT = TypeVar("MessageT", bound=Message)
 
 
@@ -230,12 +233,14 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         return self._seen(await self._queue.get_batch(batch_id))
 
     def _seen(self, record: BatchRecord) -> Batch:
-        """As its owner sees it. Where all of it waits, this gateway's own trouble is nearer than the queue's."""
+        """As its owner sees it. Where all of it waits, this gateway's own trouble is nearer than the queue's, however
+        long it lasts."""
         batch = batch_of(record)
         why, since_s = self._obstacle()
         if why and batch.counts.queued and not batch.counts.running:
             return replace(batch, obstacle=why, obstacle_s=since_s)
-        return batch
+        is_news = time.time() - batch.obstacle_s < RECENT_S
+        return batch if is_news else replace(batch, obstacle="", obstacle_s=0.0)
 
     @property
     def _queue(self) -> JobQueue:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from slipstream.archive.messages import Batch, BatchTotals, JobCounts
 from slipstream.archive.queue import BatchState
 from slipstream.cli.app import guard_streams
-from slipstream.cli.archive.batch_view import RECENT_S, Meter, choose_view, describe, span
+from slipstream.cli.archive.batch_view import Meter, choose_view, describe, span
 from slipstream.cli.archive.sources import batch_key
 from slipstream.options import CaptionOptions
 
@@ -66,14 +66,13 @@ def test_nothing_is_known_of_an_empty_batch() -> None:
     assert describe(EMPTY, Meter().update(EMPTY)) == "done 0 of 0"
 
 
-def test_why_jobs_wait_is_told_while_it_is_news() -> None:
+def test_why_jobs_wait_is_told() -> None:
     counts = JobCounts(total=3, done=1, queued=2)
     waiting = replace(EMPTY, counts=counts, obstacle="no\ndraft\x1b[2J", obstacle_s=time.time())
     line = describe(waiting, Meter().update(waiting))
     assert re.fullmatch(r"done 1 of 3; 2 wait, [0-9]+ s ago: no draft[^\x1b]*", line), line
     for silent in (
         replace(waiting, counts=JobCounts(total=3, done=3)),
-        replace(waiting, obstacle_s=time.time() - 2 * RECENT_S),
         replace(waiting, obstacle=""),
     ):
         assert "ago" not in describe(silent, Meter().update(silent))

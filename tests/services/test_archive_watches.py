@@ -11,9 +11,11 @@ import pytest
 import pytest_asyncio
 
 from slipstream.archive.queue import JobState, Outcome, QueueUnavailable
+from slipstream.cli.archive.batch_view import why_waiting
 from slipstream.rpc.v1 import archive_pb2
 from slipstream.services.gateway import archive_servicer as servicer_module
 from tests.services.served_archive import CONFIG, ITEMS, Served, refused, serving
+from tests.support.archive_client import archive_at
 from tests.support.processes import eventually
 
 
@@ -59,6 +61,22 @@ async def test_who_watches_is_told_why_jobs_wait(served: Served, monkeypatch: py
     assert told.obstacle_s == 5.0
     monkeypatch.undo()
     assert (await served.archive.get("k")).obstacle == "the target died"
+
+
+async def test_why_jobs_wait_is_told_while_it_is_so(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the queue has heard is news for a while; this gateway's trouble is told for as long as it lasts."""
+    await served.archive.submit(ITEMS[:1], key="k")
+    (lease,) = await served.queue.take("tester", 1)
+    await served.queue.retry(lease, "no draft here", 60.0, counted=False)
+    assert (await served.archive.get("k")).obstacle == "no draft here"
+    monkeypatch.setattr(servicer_module, "RECENT_S", 0.0)
+    told = await served.archive.get("k")
+    assert (told.obstacle, told.obstacle_s) == ("", 0.0)
+    monkeypatch.setattr(served.servicer, "_obstacle", lambda: ("the target does not answer", 5.0))
+    told = await served.archive.get("k")
+    assert (told.obstacle, told.obstacle_s) == ("the target does not answer", 5.0)
+    (batch,) = await archive_at(served.channel).batches()
+    assert why_waiting(batch).endswith(" ago: the target does not answer")
 
 
 async def eventually_told(call: Any, obstacle: str) -> archive_pb2.Batch:

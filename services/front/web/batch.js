@@ -72,7 +72,7 @@ class BatchView {
     this.progress.max = counts.total || 1;
     this.progress.value = ended(found);
     this.cards.show({ State: found.state, Items: counts.total, Waiting: counts.queued, Running: counts.running, Done: counts.done, Failed: counts.failed, "Given up (dead)": counts.dead, Cancelled: counts.cancelled, "Marked texts": markedOf(found), "Shared, skipped": `${totals.shared}, ${totals.skipped}` });
-    const waits = whyWaiting(found, Date.now() / 1000);
+    const waits = whyWaiting(found);
     if (this.waits.textContent !== waits) this.waits.textContent = waits;
     this.retry.disabled = !counts.failed && !counts.dead;
     this.cancel.disabled = found.is_ended;

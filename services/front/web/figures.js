@@ -2,7 +2,6 @@
 
 /** Seconds over which a rate is measured. */
 const WINDOW_S = 600;
-const RECENT_S = 600;
 const STATES = ["queued", "running", "done", "failed", "dead", "cancelled"];
 
 /** Jobs by state over all batches. */
@@ -46,9 +45,9 @@ export function rateSinceCreated(batches, now_s) {
 
 export const ended = ({ counts }) => counts.done + counts.failed + counts.dead + counts.cancelled;
 
-/** What kept jobs of a batch from running lately, where some wait; none is given back for longer than that. */
-export function whyWaiting({ counts, obstacle, obstacle_s }, now_s) {
-  return counts.queued && obstacle && now_s - obstacle_s < RECENT_S ? `${counts.queued} wait: ${obstacle}` : "";
+/** What keeps jobs of a batch from running, where some wait. */
+export function whyWaiting({ counts, obstacle }) {
+  return counts.queued && obstacle ? `${counts.queued} wait: ${obstacle}` : "";
 }
 
 /** How many texts of a batch are marked, in words. */

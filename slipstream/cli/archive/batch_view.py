@@ -22,8 +22,6 @@ from slipstream.client.archive_client import ArchiveClient
 SECONDS_PER_HOUR = 3600.0
 WINDOW_S = 300.0
 """Rates are those of this long."""
-RECENT_S = 600.0
-"""What kept jobs waiting is told for so long; none is given back for longer."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +113,10 @@ def describe(batch: Batch, figures: Figures) -> str:
 
 
 def why_waiting(batch: Batch) -> str:
-    """What kept jobs of it from running lately, where some wait; in words that end a line."""
-    age_s = max(time.time() - batch.obstacle_s, 0.0)
-    if not batch.obstacle or not batch.counts.queued or age_s > RECENT_S:
+    """What keeps jobs of it from running, where some wait; in words that end a line."""
+    if not batch.obstacle or not batch.counts.queued:
         return ""
+    age_s = max(time.time() - batch.obstacle_s, 0.0)
     return f"; {batch.counts.queued:,} wait, {span(age_s)} ago: {' '.join(printable(batch.obstacle).split())}"
 
 
