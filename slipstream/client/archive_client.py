@@ -37,6 +37,7 @@ from slipstream.errors import (
     SlipstreamError,
     VideoNotFound,
 )
+from slipstream.logs import heard
 from slipstream.messages import Caption
 from slipstream.rpc import archive_codec as codec
 from slipstream.rpc.calls import FirstStatus, as_slipstream_error
@@ -51,6 +52,8 @@ PATIENCE_S = 60.0
 PAUSE_S = 0.5
 MOST_BATCHES = 1000
 """Of one answer."""
+QUIET_S = 5.0
+"""After which `follow` says again how a batch stands."""
 PIECE_ITEMS = 500
 """Items in one call: an error costs the repetition of so many."""
 LOOKED_AT = 500
@@ -255,6 +258,22 @@ class ArchiveClient:
                     raise
                 untried = max(untried - 1, 0)
             await asyncio.sleep(PAUSE_S)
+
+    async def follow(self, batch: str) -> AsyncGenerator[Batch, None]:
+        """The same for whoever shows it, or does something from time to time: also again, where nothing has changed for
+        `QUIET_S`."""
+        async with aclosing(self.watch(batch)) as snapshots:
+            coming = heard(asyncio.ensure_future(anext(snapshots, None)))
+            try:
+                latest = await coming
+                while latest is not None:
+                    yield latest
+                    coming = heard(asyncio.ensure_future(anext(snapshots, None))) if coming.done() else coming
+                    await asyncio.wait({coming}, timeout=QUIET_S)
+                    latest = coming.result() if coming.done() else latest
+            finally:
+                coming.cancel()
+                await asyncio.wait({coming})
 
     async def _watch_once(self, channel: grpc.aio.Channel, batch: str) -> AsyncGenerator[Batch, None]:
         with _our_errors():

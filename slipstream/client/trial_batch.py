@@ -25,7 +25,7 @@ async def run_trial(
     has_ended = False
     try:
         batch_id = (await client.submit_all(named, items)).batch_id
-        async with aclosing(client.watch(batch_id)) as snapshots:
+        async with aclosing(client.follow(batch_id)) as snapshots:
             async for snapshot in snapshots:
                 follow(snapshot)
                 has_ended = snapshot.is_ended

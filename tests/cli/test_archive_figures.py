@@ -1,9 +1,12 @@
 """Rates, gains and the end of a batch; and the key by which a repeated command finds its batch."""
 
+import asyncio
 import io
 import re
 import sys
 import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +17,11 @@ from hypothesis import strategies as st
 from slipstream.archive.messages import Batch, BatchTotals, JobCounts
 from slipstream.archive.queue import BatchState
 from slipstream.cli.app import guard_streams
+from slipstream.cli.archive import batch_view
 from slipstream.cli.archive.batch_view import Meter, choose_view, describe, span
 from slipstream.cli.archive.sources import batch_key
+from slipstream.client import archive_client
+from slipstream.client.archive_client import ArchiveClient
 from slipstream.options import CaptionOptions
 
 EMPTY = Batch("", "", BatchState.OPEN, {}, JobCounts(), 0.0, 0.0, BatchTotals())
@@ -81,6 +87,46 @@ def test_why_jobs_wait_is_told() -> None:
 @pytest.mark.parametrize(("seconds", "said"), [(3, "3 s"), (119, "2 min"), (7300, "2.0 h"), (200_000, "2.3 days")])
 def test_spans(seconds: float, said: str) -> None:
     assert span(seconds) == said
+
+
+class Quiet(ArchiveClient):
+    """Says at once that its batch runs and then that it waits, and nothing more until somebody has heard it twice."""
+
+    def __init__(self) -> None:
+        self.is_heard = asyncio.Event()
+
+    async def watch(self, batch: str) -> AsyncGenerator[Batch, None]:
+        yield replace(EMPTY, counts=JobCounts(total=1, running=1))
+        yield WAITING
+        await self.is_heard.wait()
+        yield replace(EMPTY, state=BatchState.COMPLETED, counts=JobCounts(total=1, done=1))
+
+
+WAITING = replace(EMPTY, counts=JobCounts(total=1, queued=1), obstacle="no draft here", obstacle_s=1.0)
+
+
+async def test_a_line_in_a_pipe_is_told_late_rather_than_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes too soon behind another line, where nothing changes afterwards."""
+    monkeypatch.setattr(batch_view, "LINE_PERIOD_S", 0.2)
+    monkeypatch.setattr(archive_client, "QUIET_S", 0.1)
+    client, stream, seen = Quiet(), io.StringIO(), []
+
+    @contextmanager
+    def view() -> Iterator[batch_view.Show]:
+        with choose_view(as_json=False, stream=stream) as show:
+
+            def look(batch: Batch) -> None:
+                show(batch)
+                seen.append(batch)
+                if seen.count(WAITING) > 5 and "no draft here" in stream.getvalue():
+                    client.is_heard.set()
+
+            yield look
+
+    async with asyncio.timeout(120):
+        await batch_view.watch(client, "batch", view())
+    first, second, last = stream.getvalue().splitlines()
+    assert "1 running" in first and second.endswith("ago: no draft here") and "done 1 of 1" in last
 
 
 NAMES = st.lists(st.text(max_size=8), max_size=4)

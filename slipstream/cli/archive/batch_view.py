@@ -167,7 +167,7 @@ Show = Callable[[Batch], None]
 async def watch(client: ArchiveClient, batch: str, view: AbstractContextManager[Show]) -> Batch:
     """Shows every change until the batch has ended; its last state."""
     with view as show:
-        async with aclosing(client.watch(batch)) as snapshots:
+        async with aclosing(client.follow(batch)) as snapshots:
             async for snapshot in snapshots:
                 show(snapshot)
     return snapshot
@@ -237,14 +237,14 @@ def _json_lines(stream: TextIO) -> Iterator[Show]:
 
 
 def _every(period_s: float) -> Callable[[Batch], bool]:
-    """Whether a line is due: the first, one a period, and always the last."""
-    next_s = 0.0
+    """Whether a line is due: the first, one a period where something has changed, and always the last."""
+    next_s, last = 0.0, None
 
     def due(batch: Batch) -> bool:
-        nonlocal next_s
-        if time.monotonic() < next_s and not batch.is_ended:
+        nonlocal next_s, last
+        if batch == last or (time.monotonic() < next_s and not batch.is_ended):
             return False
-        next_s = time.monotonic() + period_s
+        next_s, last = time.monotonic() + period_s, batch
         return True
 
     return due

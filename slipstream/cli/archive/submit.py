@@ -278,15 +278,17 @@ async def _wait(client: ArchiveClient, batch_id: str, output: Output | None) -> 
 
 async def _follow(client: ArchiveClient, batch_id: str, output: Output | None) -> Batch:
     """Shows the batch until it has ended, and writes what is done from time to time."""
-    refresh_s, written_at = FIRST_EXPORT_S, time.monotonic()
+    refresh_s, written_at, written = FIRST_EXPORT_S, time.monotonic(), None
     with choose_view(as_json=False, stream=sys.stderr) as show:
-        async with aclosing(client.watch(batch_id)) as snapshots:
+        async with aclosing(client.follow(batch_id)) as snapshots:
             async for batch in snapshots:
                 show(batch)
-                if output is not None and output.path != STDOUT and time.monotonic() - written_at > refresh_s:
+                if output is None or output.path == STDOUT or batch == written:
+                    continue
+                if time.monotonic() - written_at > refresh_s:
                     began = time.monotonic()
                     await _export_so_far(client, batch_id, output)
-                    written_at = time.monotonic()
+                    written_at, written = time.monotonic(), batch
                     refresh_s = max(FIRST_EXPORT_S, (written_at - began) / EXPORT_SHARE)
     return batch
 
