@@ -115,7 +115,10 @@ async def test_a_batch_tells_why_a_job_of_it_was_given_back_last(world: World) -
     assert (told.obstacle, told.obstacle_s >= told.created_s > 0) == ("no draft here", True)
     assert await world.queue.crash(second, "the target died")
     assert (await world.queue.get_batch("batch")).obstacle == "the target died"
-    assert {job.error for job in (await world.jobs()).values()} == {"no draft here", "the target died"}
+    (again,) = await world.queue.take("w", 1)
+    assert await world.queue.retry(again, "the worker stopped", 0.0, counted=False)
+    assert (await world.queue.get_batch("batch")).obstacle == "the target died", "any other may take it at once"
+    assert {job.error for job in (await world.jobs()).values()} == {"no draft here", "the worker stopped"}
 
 
 async def test_a_live_lease_is_kept_whatever_the_jobs_length(world: World) -> None:

@@ -112,7 +112,7 @@ class MemoryQueue(JobTable):
         if counted and job.record.attempts >= self.policy.max_attempts:
             self._bury(job, reason)
         else:
-            self._give_back(job, delay_s, reason)
+            self._give_back(job, delay_s, reason, is_obstacle=counted or delay_s > 0)
         return True
 
     async def crash(self, lease: Lease, reason: str) -> bool:
@@ -126,7 +126,7 @@ class MemoryQueue(JobTable):
         if crashes >= self.policy.max_crashes:
             self._bury(job, f"whatever ran it died {crashes} times: {reason}")
         else:
-            self._give_back(job, 0.0, reason)
+            self._give_back(job, 0.0, reason, is_obstacle=True)
         return True
 
     async def open_parts(self, lease: Lease, key: str, total: int = 0, layout: str = "") -> PartsState | None:

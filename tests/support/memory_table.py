@@ -176,13 +176,13 @@ class JobTable:
         job.place = (stream, self._num_entries)
         self._waiting.setdefault(stream, deque()).append((self._num_entries, job.record.job_id))
 
-    def _give_back(self, job: Job, delay_s: float, why: str = "") -> None:
+    def _give_back(self, job: Job, delay_s: float, why: str = "", *, is_obstacle: bool = False) -> None:
         job.set(error=why or job.record.error)
         batch = self._batches[job.record.batch_id]
         if batch.is_cancelled:
             self._move(job, JobState.CANCELLED)
             return
-        if why:
+        if is_obstacle:
             batch.obstacle, batch.obstacle_s = why, self._clock()
         self._move(job, JobState.QUEUED)
         if delay_s > 0:

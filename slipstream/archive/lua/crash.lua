@@ -9,7 +9,7 @@ forget_suspect(id, worker, true)
 if crashes >= MAX_CRASHES then
   bury(id, batch, 'running', 'whatever ran it died ' .. crashes .. ' times: ' .. arg(4), 'ABORTED')
 else
-  give_back(id, batch, 0, arg(4))
+  give_back(id, batch, 0, arg(4), true)
 end
 drop(entry)
 return redis.call('HGET', job_key(id), 'state') == 'dead' and 2 or 1

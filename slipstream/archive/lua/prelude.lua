@@ -347,11 +347,12 @@ local function bury(id, batch, from, why, code)
   move(id, batch, from, 'dead', 'error', why, 'code', code)
 end
 
--- A running job goes back to wait, and why is told of it and of its batch; one of a cancelled batch ends here.
-local function give_back(id, batch, delay, why)
+-- A running job goes back to wait, and why is told of it, and of its batch where that is an obstacle; one of a cancelled
+-- batch ends here.
+local function give_back(id, batch, delay, why, is_obstacle)
   if why then redis.call('HSET', job_key(id), 'error', why) end
   if is_cancelled(batch) then return move(id, batch, 'running', 'cancelled') end
-  if why then redis.call('HSET', batch_key(batch), 'obstacle', why, 'obstacle_at', now) end
+  if is_obstacle then redis.call('HSET', batch_key(batch), 'obstacle', why, 'obstacle_at', now) end
   move(id, batch, 'running', 'queued')
   if delay > 0 then
     redis.call('HSET', job_key(id), 'entry', '')

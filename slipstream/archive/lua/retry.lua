@@ -14,7 +14,8 @@ if arg(7) == '1' then
 elseif arg(6) == '1' and attempts >= MAX_ATTEMPTS then
   bury(id, batch, 'running', arg(4), 'ABORTED')
 else
-  give_back(id, batch, tonumber(arg(5)), arg(4))
+  local delay = tonumber(arg(5))
+  give_back(id, batch, delay, arg(4), arg(6) == '1' or delay > 0) -- else its worker ends, and any other may take it now
 end
 drop(entry)
 return redis.call('HGET', job_key(id), 'state') == 'dead' and 2 or 1
