@@ -119,6 +119,11 @@ async def test_a_batch_tells_why_a_job_of_it_was_given_back_last(world: World) -
     assert await world.queue.retry(again, "the worker stopped", 0.0, counted=False)
     assert (await world.queue.get_batch("batch")).obstacle == "the target died", "any other may take it at once"
     assert {job.error for job in (await world.jobs()).values()} == {"no draft here", "the worker stopped"}
+    (again,) = await world.queue.take("w", 1)
+    assert await world.queue.finish(again, Outcome(JobState.FAILED, error="no such file"))
+    assert await world.queue.retry_dead("batch", frozenset({JobState.FAILED})) == Retried(1)
+    told = await world.queue.get_batch("batch")
+    assert (told.obstacle, told.obstacle_s) == ("", 0.0), "that was before somebody looked after it"
 
 
 async def test_a_live_lease_is_kept_whatever_the_jobs_length(world: World) -> None:

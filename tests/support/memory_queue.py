@@ -254,7 +254,7 @@ class MemoryQueue(JobTable):
         for number, job in enumerate(chosen):
             if stop := self._no_room(batch.spec.owner, max_waiting):
                 return Retried(number, stop)
-            batch.is_cancelled = False
+            batch.is_cancelled, batch.obstacle, batch.obstacle_s = False, "", 0.0
             job.set(error="", error_code="")
             job.count_anew()
             self._move(job, JobState.QUEUED)

@@ -16,7 +16,7 @@ for _, id in ipairs(ids) do
   if wanted[state] and not (state == 'cancelled' and redis.call('HGET', job_key(id), 'at')) then -- that is put aside
     if is_full() then return { 0, n, 'full' } end
     if room <= 0 then return { 0, n, 'over_quota' } end
-    redis.call('HDEL', batch_key(batch), 'cancel')
+    redis.call('HDEL', batch_key(batch), 'cancel', 'obstacle', 'obstacle_at') -- as of what they had before
     count_anew(id, 'error', '', 'code', '')
     move(id, batch, state, 'queued')
     enqueue(id, false)
