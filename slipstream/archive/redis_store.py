@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from redis.exceptions import DataError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import DataError, NoPermissionError, NoScriptError, RedisError, ResponseError
 
 from slipstream.archive.queue import DamagedRecord, QueueUnavailable
 from slipstream.archive.redis_failover import PROMISES, Followers, LeadsNoMore, connect_each, run_replicated
@@ -20,10 +20,12 @@ MAX_WORDS_CHARS = 300
 
 NOT_NOW = re.compile(
     r"\b(MISCONF|OOM|READONLY|LOADING|BUSY|MASTERDOWN|NOREPLICAS|CLUSTERDOWN|TRYAGAIN|UNKILLABLE|NOPERM|NOAUTH|"
-    r"WRONGPASS)\b|out of memory|command not allowed when used memory|read only replica|loading the dataset",
+    r"WRONGPASS)\b|out of memory|command not allowed when used memory|read only replica|loading the dataset|"
+    r"ACL failure in script|user executing the script can't",
     re.IGNORECASE,
 )
-"""In an error answer: the server is there but would not do it now, or not for this user."""
+"""In an error answer: the server is there but would not do it now, or not for this user. What a user may not is said in
+a script by other words than outside, and without a code."""
 
 
 def load_scripts() -> dict[str, str]:
@@ -87,7 +89,7 @@ class ScriptStore:
                     return await run_replicated(client, self._scripts[script], self.prefix, args, self._followers)
                 return await self._scripts[script](keys=[self.prefix], args=args, client=client)
         except ResponseError as error:
-            if not isinstance(error, NoScriptError) and not NOT_NOW.search(str(error)):
+            if not isinstance(error, NoScriptError | NoPermissionError) and not NOT_NOW.search(str(error)):
                 raise DamagedRecord(f"the queue's Redis cannot carry out {script}: {_first_sentence(error)}") from error
             if "READONLY" in str(error):  # a server that led before; redis-py makes a broken connection to it again
                 await self._ask_who_leads()

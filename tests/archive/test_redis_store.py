@@ -25,7 +25,7 @@ from slipstream.archive.queue import (
     QueueUnavailable,
 )
 from slipstream.archive.redis_queue import RedisQueue
-from slipstream.archive.redis_store import load_scripts
+from slipstream.archive.redis_store import NOT_NOW, load_scripts
 from slipstream.archive.results_folder import ResultsFolder
 from slipstream.archive.spill_queue import FilePlan, SpillQueue
 from slipstream.archive.worker import Worker
@@ -231,6 +231,26 @@ async def test_a_user_with_the_listed_commands_on_its_own_keys_is_enough(
     async with queue_at(server.url.replace("unix://", "unix://slipstream:wrong@")) as queue:
         with pytest.raises(QueueUnavailable, match=r"(?i)password"):
             await queue.ping()
+
+
+@pytest.mark.parametrize(
+    ("less", "more"), [("-time", "+time"), ("-xadd", "+xadd"), ("-evalsha", "+evalsha"), ("resetkeys", "allkeys")]
+)
+async def test_a_user_who_may_not_now_may_later(server: EmbeddedServer, less: str, more: str) -> None:
+    """In a script and outside: nothing is damaged by that, so what was made waits."""
+    async with Redis.from_url(server.url) as admin, queue_at(server.url) as queue:
+        await queue.open_batch(BatchSpec("batch", owner="me"))
+        await admin.execute_command("ACL", "SETUSER", "default", less)
+        with pytest.raises(QueueUnavailable, match="refuses"):
+            await queue.submit("batch", specs("a"))
+        await admin.execute_command("ACL", "SETUSER", "default", more)
+        assert set(await queue.submit("batch", specs("a"))) <= {"added", "known"}
+
+
+def test_what_older_servers_say_of_a_user_in_a_script() -> None:
+    """Redis 6.2."""
+    for what in ("run this command or subcommand", "access at least one of the keys mentioned"):
+        assert NOT_NOW.search(f"The user executing the script can't {what}")
 
 
 async def _spill_with_the_listed_commands(server: EmbeddedServer, folder: Path) -> None:
