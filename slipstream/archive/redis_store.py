@@ -7,7 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from redis.exceptions import DataError, NoPermissionError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import (
+    ClusterDownError,
+    DataError,
+    MasterDownError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 
 from slipstream.archive.queue import DamagedRecord, QueueUnavailable
 from slipstream.archive.redis_failover import PROMISES, Followers, LeadsNoMore, connect_each, run_replicated
@@ -26,6 +37,8 @@ NOT_NOW = re.compile(
 )
 """In an error answer: the server is there but would not do it now, or not for this user. What a user may not is said in
 a script by other words than outside, and without a code."""
+NOT_NOW_ERRORS = (NoPermissionError, ReadOnlyError, OutOfMemoryError, MasterDownError, ClusterDownError, TryAgainError)
+"""The same of answers whose code the client takes off their words."""
 
 
 def load_scripts() -> dict[str, str]:
@@ -89,9 +102,10 @@ class ScriptStore:
                     return await run_replicated(client, self._scripts[script], self.prefix, args, self._followers)
                 return await self._scripts[script](keys=[self.prefix], args=args, client=client)
         except ResponseError as error:
-            if not isinstance(error, NoScriptError | NoPermissionError) and not NOT_NOW.search(str(error)):
+            if not isinstance(error, (NoScriptError, *NOT_NOW_ERRORS)) and not NOT_NOW.search(str(error)):
                 raise DamagedRecord(f"the queue's Redis cannot carry out {script}: {_first_sentence(error)}") from error
-            if "READONLY" in str(error):  # a server that led before; redis-py makes a broken connection to it again
+            if isinstance(error, ReadOnlyError | MasterDownError) or "READONLY" in str(error):
+                # a server that led before; redis-py makes a broken connection to it again
                 await self._ask_who_leads()
             raise QueueUnavailable(f"the queue's Redis refuses: {_first_sentence(error)}") from None
         except LeadsNoMore:

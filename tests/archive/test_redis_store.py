@@ -247,6 +247,19 @@ async def test_a_user_who_may_not_now_may_later(server: EmbeddedServer, less: st
         assert set(await queue.submit("batch", specs("a"))) <= {"added", "known"}
 
 
+async def test_a_replica_without_its_leader_is_not_damaged(server: EmbeddedServer) -> None:
+    """It may be told to answer nothing then (MASTERDOWN)."""
+    async with Redis.from_url(server.url) as redis, queue_at(server.url) as queue:
+        await queue.open_batch(BatchSpec("batch", owner="me"))
+        await redis.config_set("replica-serve-stale-data", "no")
+        await redis.execute_command("REPLICAOF", "127.0.0.1", "1")
+        for ask in (lambda: queue.get_batch("batch"), lambda: queue.take("w", 1)):
+            with pytest.raises(QueueUnavailable, match=r"refuses: Link with MASTER is down"):
+                await cast(Any, ask)()
+        await redis.execute_command("REPLICAOF", "NO", "ONE")
+        assert await queue.submit("batch", specs("a")) == ["added"]
+
+
 def test_what_older_servers_say_of_a_user_in_a_script() -> None:
     """Redis 6.2."""
     for what in ("run this command or subcommand", "access at least one of the keys mentioned"):
