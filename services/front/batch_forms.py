@@ -1,8 +1,10 @@
 """How a batch's requests are read and its answers told: as at the endpoint that it names. What an answer has of its
 request is kept beside the batch, as its job has the text alone and the file of requests may be deleted."""
 
+import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -10,6 +12,7 @@ from typing import IO, Any
 from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.chat_request import ChatRequest, read_chat
 from slipstream.services.front.completions import ChatForm, Completion, Form
+from slipstream.services.front.file_store import sync
 from slipstream.services.front.function_calls import Functions
 from slipstream.services.front.json_body import Media
 from slipstream.services.front.responses import REPEATED, ResponseForm
@@ -61,30 +64,46 @@ ENDPOINTS = {endpoint.url: endpoint for endpoint in (CHAT, RESPONSES)}
 
 class KeptWriter:
     """Adds to the file of what is kept, a line a request that anything is kept of; it is there before the request's job
-    is. Whoever hands the same in again adds the same."""
+    is. Whoever hands the same in again adds what is not there yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: IO[bytes] | None = None
-
-    def __enter__(self) -> "KeptWriter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._known: Container[str] = ()
+        """Names of requests that are in the file already."""
 
     def add(self, custom_id: str, kept: Kept) -> None:
         """Raises what a full disk raises."""
         if kept == Kept():
             return
         if self._file is None:
+            with KeptReader(self._path) as known:
+                self._known = known.names
             self._file = self._path.open("ab")
+        if custom_id in self._known:
+            return
         called = kept.functions
         functions = None if called is None else {"names": called.names, "is_named": called.is_named}
         line = json.dumps({"custom_id": custom_id, "said": kept.said, "functions": functions}, separators=(",", ":"))
         self._file.write(b"\n" + line.encode() + b"\n")  # what was cut off before is a line of its own
         self._file.flush()
+
+    def close(self) -> None:
+        """What was added is durable. Raises what a full disk raises."""
+        if self._file is None:
+            return
+        with self._file as file:
+            sync(file)
+
+
+@asynccontextmanager
+async def kept_durably(path: Path) -> AsyncIterator[KeptWriter]:
+    """To be written to until this is left, by which time all of it is durable."""
+    writer = KeptWriter(path)
+    try:
+        yield writer
+    finally:
+        await asyncio.to_thread(writer.close)
 
 
 class KeptReader:
@@ -108,6 +127,11 @@ class KeptReader:
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
+
+    @property
+    def names(self) -> Container[str]:
+        """Of the requests that something is kept of."""
+        return self._places.keys()
 
     def get(self, custom_id: str) -> Kept:
         """Nothing of a request that nothing was kept of."""

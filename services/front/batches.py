@@ -23,7 +23,7 @@ from slipstream.errors import (
 )
 from slipstream.logs import get_logger, heard
 from slipstream.services.front.api_errors import ApiError
-from slipstream.services.front.batch_forms import ENDPOINTS, KeptWriter
+from slipstream.services.front.batch_forms import ENDPOINTS, kept_durably
 from slipstream.services.front.batch_lines import (
     MAX_TOLD,
     BadLine,
@@ -36,7 +36,7 @@ from slipstream.services.front.batch_lines import (
 from slipstream.services.front.batch_output import copy_refusals, write_jobs, write_left
 from slipstream.services.front.batch_records import BatchRecords, Ending, HttpBatch, Stage, written_whole
 from slipstream.services.front.config import FrontConfig
-from slipstream.services.front.file_store import OUTPUT, FileStore, NewFile
+from slipstream.services.front.file_store import OUTPUT, FileStore, NewFile, sync
 from slipstream.services.front.gateways import Gateways
 
 LOOK_S, SWEEP_S = 5.0, 600.0
@@ -245,19 +245,17 @@ class Batches:
         model, endpoint = self._gateways.served_name(info), ENDPOINTS[batch.endpoint]
         # Whole when it has its name: another front may write this batch out, and have it read, by now.
         refusals = written_whole(self.records.refusals(owner, batch.batch_id))
-        with (
-            KeptWriter(self.records.kept(owner, batch.batch_id)) as kept,
-            refusals as refused,
-            self._lines(owner, batch) as lines,
-        ):
-            maker = ItemMaker(info, model, owner, self._files, media, endpoint, kept.add)
-            items = BatchItems(batch.batch_id, lines, maker, refused)
-            try:
-                await self._gateways.archive(token).submit_all(BatchOptions(batch.key), items, tell)
-            except VideoNotFound:  # there is no item: all were refused
-                if items.num_refused != batch.num_lines:
-                    raise
-            return items.num_refused
+        async with kept_durably(self.records.kept(owner, batch.batch_id)) as kept:
+            with refusals as refused, self._lines(owner, batch) as lines:
+                maker = ItemMaker(info, model, owner, self._files, media, endpoint, kept.add)
+                items = BatchItems(batch.batch_id, lines, maker, refused)
+                try:
+                    await self._gateways.archive(token).submit_all(BatchOptions(batch.key), items, tell)
+                except VideoNotFound:  # there is no item: all were refused
+                    if items.num_refused != batch.num_lines:
+                        raise
+                await asyncio.to_thread(sync, refused)
+                return items.num_refused
 
     def _look_for_end(self, owner: str, batch: HttpBatch) -> None:
         """Raises `_ToEnd`."""

@@ -1,6 +1,8 @@
 """A batch's answers are those of the endpoint that it names: what they have of their requests outlives both the front
 and the requests' file."""
 
+import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
 from slipstream.services.front.batch_forms import Kept, KeptReader, KeptWriter
+from slipstream.services.front.batch_records import BatchRecords, HttpBatch, Stage
 from slipstream.services.front.function_calls import Functions
+from tests.cli.fake_archive import FakeArchive
 from tests.front.conftest import NUM_FRAMES, Served
 from tests.front.test_openai_batches import body, ended, lines_of, opened
 from tests.front.test_responses import CHAT_TOOL, TOOL, request, user
-from tests.support.front import CHAT, batch_line
+from tests.support.front import CHAT, batch_line, client_of, front_at
 
 RESPONSES = "/v1/responses"
 KEPT = Kept({"instructions": "Say less.", "tools": [TOOL]}, Functions(("where", "when"), is_named=False))
@@ -26,7 +30,7 @@ KEPT = Kept({"instructions": "Say less.", "tools": [TOOL]}, Functions(("where", 
 
 def test_what_is_kept_is_found_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "batch.kept"
-    with KeptWriter(path) as writer:
+    with closing(KeptWriter(path)) as writer:
         writer.add("plain", Kept())
         assert not path.exists(), "most batches keep nothing"
         writer.add("a", KEPT)
@@ -42,15 +46,58 @@ def test_what_is_kept_is_found_by_its_name(tmp_path: Path) -> None:
 def test_a_line_that_was_cut_off_is_written_again(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
     """By whoever goes on behind a front that was killed as it wrote."""
     path = tmp_path_factory.mktemp("kept") / "batch.kept"
-    with KeptWriter(path) as writer:
+    with closing(KeptWriter(path)) as writer:
         writer.add("a", KEPT)
         writer.add("b", Kept({"instructions": "é" * 80}))
     path.write_bytes(path.read_bytes()[:-cut])
-    with KeptWriter(path) as writer:
+    with closing(KeptWriter(path)) as writer:
         writer.add("a", KEPT)
         writer.add("b", Kept({"instructions": "é" * 80}))
     with KeptReader(path) as reader:
         assert (reader.get("a"), reader.get("b").said) == (KEPT, {"instructions": "é" * 80})
+
+
+def test_who_hands_in_again_adds_what_is_missing(tmp_path: Path) -> None:
+    """However often that is, such as while the archive's store is away."""
+    path = tmp_path / "batch.kept"
+    for names in ("ab", "ab", "abc", "abc"):
+        with closing(KeptWriter(path)) as writer:
+            for name in names:
+                writer.add(name, KEPT)
+    assert len([line for line in path.read_bytes().splitlines() if line]) == 3
+    with KeptReader(path) as reader:
+        assert {name: reader.get(name) for name in "abc"} == dict.fromkeys("abc", KEPT)
+
+
+@pytest.mark.asyncio
+async def test_what_answers_are_written_from_is_durable_before_all_was_handed_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else, after a loss of power, refused requests have no lines and calls of functions are told as text."""
+    events: list[str] = []
+    fsync, put = os.fsync, BatchRecords.put
+
+    def synced(descriptor: int) -> None:
+        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    def recorded(self: BatchRecords, owner: str, batch: HttpBatch) -> None:
+        events.append(batch.stage)
+        put(self, owner, batch)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(BatchRecords, "put", recorded)
+    lines = [
+        batch_line("text", request(model="big", instructions="Say less."), RESPONSES),
+        batch_line("refused", request(model="another"), RESPONSES),
+    ]
+    with FakeArchive() as archive:
+        async with front_at(archive.address, data=str(tmp_path)) as address, client_of(address) as client:
+            batch, done, (refused,) = await answers_of(client, lines, RESPONSES)
+    assert done["text"]["instructions"] == "Say less." and refused["custom_id"] == "refused"
+    before = events[events.index(Stage.VALIDATING) : events.index(Stage.HANDED_IN)]
+    assert f"{batch.id}.kept" in before
+    assert len([name for name in before if name.startswith(batch.id)]) == 3, "the record, what is kept, the refusals"
 
 
 # -- by OpenAI's own client at a real stack ---------------------------------------------------------------------------
