@@ -19,6 +19,8 @@ IN_MEMORY_BYTES = 256 * 1024
 MAX_VALUES = 100_000
 """Values of one body: a few bytes each on the wire, and some hundred in memory. One string may have so many
 frames, too."""
+MAX_DEPTH = 500
+"""Of lists and objects in each other: half of what Python reads and writes, wherever that is called from."""
 MAX_HEAD_BYTES = 1024
 """Of a `data:` string, before its content: room for a file's name of 255 bytes, each as `%XX`."""
 _HEAD = re.compile(rb"data:([\w!#$&^*.+/-]*)(?:;[^;]*)*?;base64,", re.IGNORECASE)
@@ -162,10 +164,12 @@ class JsonBody:
             )
             if b"\\u" in self._json:
                 json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be sent on
-            return value
         except (ValueError, RecursionError) as error:
             reason = str(error) if isinstance(error, json.JSONDecodeError) else "it is no JSON that can be read"
             raise ApiError(f"the body is no valid JSON: {reason}", code="invalid_json") from None
+        if self._json.count(b"[") + self._json.count(b"{") > MAX_DEPTH and _is_deep(value):
+            raise ApiError(f"the body is nested more than {MAX_DEPTH} deep", code="invalid_json")
+        return value
 
     def window(self, start: int, end: int) -> "Window":
         """A part of the spool, to be read."""
@@ -304,6 +308,16 @@ def _plain(escape: bytes) -> bytes:
         return b"/"
     is_plain = len(escape) == _LONG_ESCAPE and escape.startswith(rb"\u00") and escape[4:5] < b"8"
     return bytes([int(escape[4:], 16)]) if is_plain else escape
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        held = [inner for inner in level if isinstance(inner, dict | list)]
+        level = [one for inner in held for one in (inner.values() if isinstance(inner, dict) else inner)]
+        if not held:
+            return False
+    return True
 
 
 def _number(text: str) -> int | float:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.services.front.api_errors import ApiError
-from slipstream.services.front.json_body import MAX_HEAD_BYTES, MAX_VALUES, NO_BASE64, JsonBody
+from slipstream.services.front.json_body import MAX_DEPTH, MAX_HEAD_BYTES, MAX_VALUES, NO_BASE64, JsonBody
 from tests.support.front import data_url
 
 MIB = 1024**2
@@ -143,6 +143,26 @@ def test_too_much(text: str, status: int) -> None:
     with JsonBody(MIB, MIB) as body, pytest.raises(ApiError) as refused:
         fed(text.encode(), 4096, body)
     assert refused.value.status == status
+
+
+def read_below(frames: int, body: JsonBody) -> Any:
+    """By who was called by so many."""
+    return read_below(frames - 1, body) if frames else body.value()
+
+
+@pytest.mark.parametrize("frames", [0, 99])
+@pytest.mark.parametrize("kind", ["[]", "{}"])
+def test_how_deep_a_body_may_be_is_the_same_wherever_it_is_read(frames: int, kind: str) -> None:
+    """A batch's lines are read twice, from different places: what passes once must pass again."""
+    begin, end = (kind[0] + ('"a":' if kind == "{}" else "")).encode(), kind[1].encode()
+    for depth in (MAX_DEPTH, MAX_DEPTH + 1, 700):
+        with JsonBody(MIB, MIB) as body:
+            body.feed(begin * (depth - 1) + kind.encode() + end * (depth - 1))
+            if depth == MAX_DEPTH:
+                assert json.dumps(read_below(frames, body))
+                continue
+            with pytest.raises(ApiError, match=f"more than {MAX_DEPTH} deep"):
+                read_below(frames, body)
 
 
 def num_calls(num_media: int) -> int:
