@@ -4,6 +4,7 @@ place. So a body of gigabytes takes as much memory as the words in it."""
 import binascii
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -321,8 +322,11 @@ def _is_deep(value: Any) -> bool:
 
 
 def _number(text: str) -> int | float:
-    """JSON does not tell 256.0 from 256, and some serializers write one for the other."""
+    """JSON does not tell 256.0 from 256, and some serializers write one for the other. What no float can be would be
+    answered as `Infinity`, which is no JSON."""
     value = float(text)
+    if math.isinf(value):
+        raise ApiError(f"the body has a number that is too large: {text[:32]}", code="invalid_json")
     return int(value) if value.is_integer() else value
 
 
