@@ -39,6 +39,8 @@ async def create_batch(call: Call) -> None:
     batches, store, config = batches_of(call), store_of(call), call.front.config
     with json_body(config) as body, call.front.spooled.held(0) as take:
         said = await read_json(call.scope, call.receive, config, body, take)
+    if body.media:
+        raise ApiError("a batch is opened without media, and something here is a data: URL in base64")
     async with call.while_there():
         batch = read_batch(said, call.header("idempotency-key"), call.owner)
         with about("input_file_id"):

@@ -151,6 +151,8 @@ def _read_line(number: int, url: str, body: JsonBody, names: set[str]) -> BatchL
     name = value.get("custom_id")
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_ID_CHARS or not name.isprintable():
         return BadLine(number, f"custom_id must have 1 to {MAX_ID_CHARS} printable characters")
+    if name in body.media:
+        return BadLine(number, "custom_id is a data: URL in base64, which media alone may be")
     if name in names:
         return BadLine(number, f"custom_id {name!r} occurs twice", "duplicate_custom_id")
     if value.get("method") != "POST" or value.get("url") != url:

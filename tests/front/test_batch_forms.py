@@ -20,7 +20,7 @@ from tests.cli.fake_archive import FakeArchive
 from tests.front.conftest import NUM_FRAMES, Served
 from tests.front.test_openai_batches import body, ended, lines_of, opened
 from tests.front.test_responses import CHAT_TOOL, TOOL, request, user
-from tests.support.front import CHAT, batch_line, client_of, front_at
+from tests.support.front import CHAT, batch_line, client_of, data_url, front_at
 
 RESPONSES = "/v1/responses"
 KEPT = Kept({"instructions": "Say less.", "tools": [TOOL]}, Functions(("where", "when"), is_named=False))
@@ -173,3 +173,15 @@ async def test_a_line_goes_where_its_batch_does(served: Served) -> None:
     ]
     with pytest.raises(openai.BadRequestError, match="endpoint must be"):
         await opened(served.client, lines, endpoint="/v1/embeddings")
+
+
+@pytest.mark.asyncio
+async def test_no_data_url_is_taken_for_the_name_of_something(tmp_path: Path) -> None:
+    """What stands for media while a body is read was answered in its place."""
+    url = data_url(b"a picture", "image/png")
+    with FakeArchive() as archive:
+        async with front_at(archive.address, data=str(tmp_path)) as address, client_of(address) as client:
+            with pytest.raises(openai.BadRequestError, match="opened without media"):
+                await opened(client, [batch_line("a", {})], metadata={"picture": url})
+            batch = await ended(client, await opened(client, [batch_line(url, {})]))
+    assert batch.status == "failed" and "custom_id is a data: URL" in batch.errors.data[0].message
