@@ -55,7 +55,7 @@ class ResponseForm:
         self._echo = {name: said.get(name) for name in ECHOED} | {
             "tools": said.get("tools") or [],
             "tool_choice": said.get("tool_choice") or "auto",
-            "parallel_tool_calls": bool(said.get("parallel_tool_calls", True)),
+            "parallel_tool_calls": said.get("parallel_tool_calls") is not False,
             "text": said.get("text") or {"format": {"type": "text"}},
         }
         self._num_events = 0

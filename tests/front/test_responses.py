@@ -18,7 +18,7 @@ from slipstream.services.front.chat_request import ChatRequest, read_chat
 from slipstream.services.front.completions import Completion, Written
 from slipstream.services.front.function_calls import Functions, StreamedCalls
 from slipstream.services.front.json_body import JsonBody
-from slipstream.services.front.responses import ResponseForm
+from slipstream.services.front.responses import REPEATED, ResponseForm
 from slipstream.services.front.responses_request import IDLE, read_response, sent_names
 from slipstream.speculation.protocol import FinishReason
 from tests.front.conftest import NUM_FRAMES, Served
@@ -280,6 +280,14 @@ def test_a_call_that_a_stop_string_cut_is_no_whole_one() -> None:
     none = Written("", [Caption("", 0, FinishReason.STOP)], functions=functions)
     events = events_of((called := form(is_called=True)).begin({}) + called.end(none, [], {}))
     assert events[-1]["response"]["output"] == [] and events[-1]["type"] == "response.completed"
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_field_that_is_null_is_answered_as_one_left_out(name: str) -> None:
+    """As a batch's answer has it, for which no null is kept."""
+    completion, cut = Completion("chatcmpl-7", "m", 1), Written("a", [Caption("a", 1, FinishReason.LENGTH)])
+    null, none = (ResponseForm(completion, said, "7", is_called=False).whole([cut]) for said in ({name: None}, {}))
+    assert null == none
 
 
 def test_nothing_comes_before_the_response_is_created() -> None:
