@@ -115,7 +115,9 @@ def _name(function: Mapping[str, Any], param: str) -> str:
 def _chosen(choice: Any, schemas: Mapping[str, Any]) -> tuple[str, ...]:
     """The functions of which one is to be called; none: nothing is."""
     if isinstance(choice, dict):
-        name = _name(_function(choice, "tool_choice"), "tool_choice.function.name")
+        chosen = _function(choice, "tool_choice")
+        check_names(chosen, {"name"}, "tool_choice.function")
+        name = _name(chosen, "tool_choice.function.name")
         if name not in schemas:
             param = "tool_choice.function.name"
             raise ApiError(f"{param} {name!r} is not among tools", param=param)

@@ -148,6 +148,10 @@ def allows(schema: str, text: str) -> bool:
         ({"tools": TOOLS, "tool_choice": 1}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": choice("other")}, "tool_choice.function.name"),
         ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "where", "magic": 1}}},
+            "tool_choice.function.magic",
+        ),
         ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
         ({"tool_choice": choice("where")}, "tool_choice.function.name"),
         ({"tool_choice": "required"}, "tool_choice"),

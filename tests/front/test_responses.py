@@ -178,6 +178,7 @@ def test_a_medium_comes_as_a_part(part: dict[str, Any], kind: MediumKind) -> Non
         ({"tools": [TOOL]}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice.name"),
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "where", "magic": 1}}, "tool_choice.magic"),
         ({"metadata": {"a": "data:video/mp4;base64,AAAA"}}, "metadata"),
         ({"stream_options": {"include_obfuscation": True}, "stream": True}, "stream_options.include_obfuscation"),
         ({"magic": 1}, "magic"),
