@@ -48,8 +48,10 @@ _NAMES = (
     (re.compile(r"\btool_choice\.function\b"), "tool_choice"),
     (re.compile(r"\blogprobs: true"), f"include: {LOGPROBS}"),
     (re.compile(r"^logprobs\b"), "include"),
+    (re.compile(r"`video_url`, `video`, `image_url` or `file`"), "`input_file`, `input_image` or `video_url`"),
+    (re.compile(r"\btext, video_url, video, image_url, file\b"), "input_text, input_file, input_image, video_url"),
 )
-"""Paths of a chat request, and what they are called here."""
+"""Paths of a chat request, and its kinds of parts, and what they are called here."""
 
 
 def read_response(body: Any, media: Mapping[str, Media]) -> ChatRequest:

@@ -205,6 +205,13 @@ def events_of(told: bytes) -> list[dict[str, Any]]:
     return events
 
 
+@pytest.mark.parametrize("part", [None, {"type": "input_audio"}])
+def test_parts_are_called_what_they_are_here(part: dict[str, Any] | None) -> None:
+    """LangChain leaves `video_url` out of such a request without a word; that is no part to advise alone."""
+    error = str(refused(request(input=[user(*([part] if part else []))])))
+    assert "input_file" in error and "image_url" not in error, error
+
+
 def form(is_called: bool = False) -> ResponseForm:
     return ResponseForm(Completion("chatcmpl-7", "m", 5), {"metadata": {"a": "b"}}, "7", is_called=is_called)
 
