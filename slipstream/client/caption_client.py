@@ -1,6 +1,7 @@
 """The gateway's client: one caption as a stream of plain events."""
 
 import asyncio
+import io
 import os
 import re
 import stat
@@ -56,6 +57,7 @@ Video = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryReader |
 _ADDRESS = re.compile("[a-z][a-z0-9+.-]+:/", re.ASCII | re.IGNORECASE)
 """As a path has it, which keeps one of two slashes."""
 _IN_MEMORY = (bytes, bytearray, memoryview)
+_NOT_BINARY = "the video's file must be opened in binary mode, as by open(path, 'rb')"
 
 
 def check_video(video: Video) -> None:
@@ -78,6 +80,8 @@ def check_video(video: Video) -> None:
         check_text("path", video.path)
         if not video.path:  # which would ask for the upload of nothing
             raise InvalidRequest("the path of a file of the gateway's is empty")
+    elif isinstance(video, io.TextIOBase):  # which would find bytes that are no text, and name those
+        raise InvalidRequest(_NOT_BINARY)
     elif not callable(getattr(video, "read", None)):
         raise InvalidRequest(f"a video is a path, bytes or a binary file, not {type(video).__name__}")
 
@@ -153,7 +157,7 @@ class Upload:
             video = await asyncio.to_thread(self._open, Path(video))
         while not self._is_closed and (chunk := await self._read(video)):
             if not isinstance(chunk, bytes):
-                raise InvalidRequest("the video's file must be opened in binary mode, as by open(path, 'rb')")
+                raise InvalidRequest(_NOT_BINARY)
             yield chunk
 
     async def _read(self, file: BinaryReader) -> bytes:

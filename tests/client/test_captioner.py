@@ -255,6 +255,14 @@ def test_files_that_cannot_be_read(
         captioner.caption(cast(BinaryIO, _BadFile(content)))
 
 
+def test_a_file_that_was_opened_as_text_is_told_so_at_once(captioner: Captioner, tmp_path: Path) -> None:
+    (path := tmp_path / "a.mp4").write_bytes(b"\xd5 is no text")
+    with path.open() as file:
+        for ask in (captioner.stream, captioner.read_document):
+            with pytest.raises(InvalidRequest, match="binary mode"):
+                ask(cast(BinaryIO, file))
+
+
 def test_what_the_gateway_says(captioner: Captioner, tmp_path: Path) -> None:
     with pytest.raises(LimitExceeded, match=DETAILS):
         captioner.caption(refused_video(tmp_path / "a.mp4", "OUT_OF_RANGE"))
