@@ -26,7 +26,7 @@ from slipstream.archive.messages import (
 )
 from slipstream.archive.quality import BatchNorms
 from slipstream.archive.queue import JobState, UnknownBatch
-from slipstream.client.connection import Connection, closing_told
+from slipstream.client.connection import Connection, beside_loop, closing_told
 from slipstream.config import own_number
 from slipstream.errors import (
     InvalidConfig,
@@ -121,7 +121,7 @@ class ArchiveClient:
         batch = batch if batch.key else replace(batch, key=f"made-{secrets.token_hex(16)}")
         submitted, remaining, is_left = Submitted(), iter(items), is_left or threading.Event()
         try:
-            while piece := await asyncio.to_thread(_next_piece, remaining, is_left):
+            while piece := await beside_loop(_next_piece, remaining, is_left):
                 submitted += await self._submit_piece(batch, piece, submitted, tell)
                 tell(submitted, "")
         finally:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Protocol, cast
 
 import grpc
 
-from slipstream.client.connection import CONNECT_S, Connection, closing_told
+from slipstream.client.connection import CONNECT_S, Connection, beside_loop, closing_told
 from slipstream.config import check_text, own_number
 from slipstream.errors import (
     DeadlineExceeded,
@@ -154,7 +154,7 @@ class Upload:
                 yield bytes(view[start : start + UPLOAD_CHUNK_BYTES])
             return
         if isinstance(video, str | os.PathLike):
-            video = await asyncio.to_thread(self._open, Path(video))
+            video = await beside_loop(self._open, Path(video))
         while not self._is_closed and (chunk := await self._read(video)):
             if not isinstance(chunk, bytes):
                 raise InvalidRequest(_NOT_BINARY)
@@ -162,7 +162,7 @@ class Upload:
 
     async def _read(self, file: BinaryReader) -> bytes:
         self.is_read = True
-        return await asyncio.to_thread(file.read, UPLOAD_CHUNK_BYTES)
+        return await beside_loop(file.read, UPLOAD_CHUNK_BYTES)
 
 
 def call_failure(error: grpc.aio.AioRpcError, timeout_s: float) -> SlipstreamError:
@@ -291,7 +291,7 @@ class _Asking:
             if not await self._connected():
                 raise self.failure
         if self._start is not None:
-            await asyncio.to_thread(cast(Any, self.video).seek, self._start)
+            await beside_loop(cast(Any, self.video).seek, self._start)
 
     def _may_resume(self, error: grpc.aio.AioRpcError, upload: Upload) -> bool:
         """Only what is not to be had now is asked for again, and only a video that can be sent again."""

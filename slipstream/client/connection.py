@@ -1,13 +1,15 @@
 """How to reach a gateway, or several that stand in for each other, and an open connection to them."""
 
 import asyncio
+import contextvars
 import os
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Self, TypeVar
+from functools import partial
+from typing import ParamSpec, Self, TypeVar
 
 import grpc
 
@@ -22,6 +24,7 @@ CLOSED = "the connection to the gateway was closed"
 CONNECT_S = 2.0
 """How long one of several gateways has to be reached."""
 AnswerT = TypeVar("AnswerT")
+WorkP = ParamSpec("WorkP")
 FilePath = str | os.PathLike[str]
 
 
@@ -181,6 +184,17 @@ class Connection:
         self.is_closed = True
         for channel in (self.channel, *self.others):
             await channel.close()
+
+
+async def beside_loop(work: Callable[WorkP, AnswerT], /, *args: WorkP.args, **kwargs: WorkP.kwargs) -> AnswerT:
+    """What blocking work gives, done on another thread. Once a program's main thread has ended Python gives no work to
+    such threads any more, while those that the program has started itself go on: then it is done here."""
+    told = partial(contextvars.copy_context().run, work, *args, **kwargs)
+    try:
+        done = asyncio.get_running_loop().run_in_executor(None, told)
+    except RuntimeError:  # of handing it over, not of the work
+        return told()
+    return await done
 
 
 def close_with(owner: object, exits: AsyncExitStack) -> None:

@@ -87,6 +87,24 @@ for piece in captioner.stream(b"hang"):  # a signal, which wakes a thread that w
     assert gateway.cancelled.wait(60)
 
 
+def test_threads_that_outlive_the_main_one_have_their_captions(gateway: FakeGateway, video: Path) -> None:
+    """Python gives no work to helper threads from then on."""
+    script = f"""
+import slipstream, threading
+
+def caption_late():
+    threading.main_thread().join()
+    print(captioner.caption({str(video)!r}).text)
+    with slipstream.connect({gateway.address!r}) as another, open({str(video)!r}, "rb") as file:
+        print("".join(map(str, another.stream(file))))
+
+captioner = slipstream.connect({gateway.address!r})
+threading.Thread(target=caption_late).start()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == (f"{TEXT}\n{TEXT}\n", "")
+
+
 @pytest.mark.parametrize("kind", ["DocumentStream(captioner, ", "BlockingItems(captioner._run, "])
 def test_ctrl_c_before_the_first_answer_is_just_that(gateway: FakeGateway, kind: str) -> None:
     """What is asked needs some rounds of its loop to end."""
