@@ -95,10 +95,10 @@ class VideoLM:
             raise InvalidRequest(f"{num_frames} frames need as many times within {MAX_VIDEO_S} s, or none")
         plan = self._adapter.plan_prompt(chat, FrameFacts(num_frames, frame_size, seconds_per_frame, times_s))
         if plan.num_tokens >= self.info.max_context:
+            most = f" (at most {self.info.max_frames})" if num_frames > self.info.max_frames else ""
             raise LimitExceeded(
                 f"{num_frames} frames and the prompt take {plan.num_tokens} tokens, but the context of"
-                f" {self.info.model_id} has {self.info.max_context}; send fewer frames (at most {self.info.max_frames})"
-                " or a shorter prompt"
+                f" {self.info.model_id} has {self.info.max_context}; send fewer frames{most} or a shorter prompt"
             )
         positions, _ = self._adapter.positions(plan, torch.arange(plan.num_tokens), Positions.ORIGINAL)
         if int(positions.max()) >= self.info.max_context:

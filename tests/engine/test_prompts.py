@@ -110,6 +110,8 @@ def test_the_context_is_the_limit(pair: Pair) -> None:
         pair.ours.plan_prompt("?", info.max_frames + 1)
     with pytest.raises(LimitExceeded, match="shorter prompt"):
         pair.ours.plan_prompt("words " * info.max_context, 1)
+    with pytest.raises(LimitExceeded, match="send fewer frames or a shorter prompt"):  # as many as an empty one leaves
+        pair.ours.plan_prompt("words " * info.tokens_per_frame, info.max_frames)
 
 
 @pytest.mark.parametrize(
