@@ -22,6 +22,7 @@ from slipstream.rpc import archive_codec as codec
 from slipstream.rpc.message_limits import IdleLimit, first_of
 from slipstream.rpc.peers import Peers
 from slipstream.rpc.security import current_owner, current_rights
+from slipstream.rpc.server import HealthWatch
 from slipstream.rpc.tracing import Tracing
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc
 
@@ -42,8 +43,6 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 Look = Callable[[str], Awaitable[Batch]]
 """Asks how a batch stands, by its id."""
-Obstacle = Callable[[], tuple[str, float]]
-"""Why this gateway takes no jobs, and since when (unix time); empty where it does."""
 
 
 class BatchWatch:
@@ -94,11 +93,12 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         stopping: asyncio.Event,
         tracing: Tracing | None = None,
         peers: Peers | None = None,
-        obstacle: Obstacle = lambda: ("", 0.0),
+        target: HealthWatch | None = None,
     ) -> None:
-        """`peers`: of which the target says what it honours, as far as that is known."""
+        """`peers`: of which the target says what it honours, as far as that is known. `target`: without it this gateway
+        takes no jobs."""
         self._config = config
-        self._obstacle = obstacle
+        self._target = target
         self._peers = peers
         self._tracing = tracing
         self._stopping = stopping
@@ -235,10 +235,11 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
     def _seen(self, record: BatchRecord) -> Batch:
         """As its owner sees it. Where all of it waits, this gateway's own trouble is nearer than the queue's, however
         long it lasts."""
-        batch = batch_of(record)
-        why, since_s = self._obstacle()
-        if why and batch.counts.queued and not batch.counts.running:
-            return replace(batch, obstacle=why, obstacle_s=since_s)
+        batch, target = batch_of(record), self._target
+        waits = batch.counts.queued and not batch.counts.running
+        if waits and self._config.archive_slots and target is not None and target.reason:
+            why = f"the gateway that was asked takes no jobs: {target.reason}"
+            return replace(batch, obstacle=why, obstacle_s=target.since_s)
         is_news = time.time() - batch.obstacle_s < RECENT_S
         return batch if is_news else replace(batch, obstacle="", obstacle_s=0.0)
 

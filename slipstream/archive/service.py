@@ -107,12 +107,6 @@ class ArchiveService:
         age_s, lease_s = worker.lease_age_s(), self.queue.policy.lease_s
         return ArchiveInfo(self._takes_writes, worker.name, len(worker.live), worker.slots, age_s, lease_s)
 
-    def obstacle(self) -> tuple[str, float]:
-        """Why this gateway's worker takes no jobs, and since when (unix time); empty where it does or there is none."""
-        if self._worker is None or not self._target.reason:
-            return "", 0.0
-        return f"the gateway that was asked takes no jobs: {self._target.reason}", self._target.since_s
-
     async def close(self) -> None:
         """Lets running jobs end for a while and gives back the others."""
         if self.queue is None:

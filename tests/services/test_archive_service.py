@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import re
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -314,13 +313,12 @@ async def test_nothing_is_taken_while_the_target_is_away(monkeypatch: pytest.Mon
     gateway.archive.start()
     await eventually(lambda: num_questions > 2)
     assert await gateway.count(JobState.QUEUED) == 1 and not gateway.models.num_sampled
-    why, since_s = gateway.archive.obstacle()
-    assert why.startswith("the gateway that was asked takes no jobs: ") and abs(since_s - time.time()) < 3600
+    since_s = gateway.target.since_s
     await gateway.target.look()
-    assert gateway.archive.obstacle() == (why, since_s), "it is away since the first look that missed it"
+    assert gateway.target.reason and gateway.target.since_s == since_s > 0, "it is away since the look that missed it"
     gateway.models.target.is_up = True
     await gateway.target.look()
-    assert gateway.archive.obstacle() == ("", 0.0)
+    assert not gateway.target.reason
     await eventually(lambda: gateway.models.num_captions)
     await gateway.archive.close()
 

@@ -117,7 +117,7 @@ def why_waiting(batch: Batch) -> str:
     if not batch.obstacle or not batch.counts.queued:
         return ""
     age_s = max(time.time() - batch.obstacle_s, 0.0)
-    return f"; {batch.counts.queued:,} wait, {span(age_s)} ago: {' '.join(printable(batch.obstacle).split())}"
+    return f"; {batch.counts.queued:,} wait: {' '.join(printable(batch.obstacle).split())} ({span(age_s)} ago)"
 
 
 def describe_figures(figures: Figures) -> list[str]:
