@@ -33,7 +33,7 @@ REASONS = {
     504: "It took longer than this server serves one request.",
 }
 _TEXT = {"type": "string"}
-_WHOLE = {"type": "integer"}
+_NULL = {"type": "null"}
 ERROR = {
     "type": "object",
     "required": ["error"],
@@ -92,7 +92,7 @@ NEW_BATCH = {
         "metadata": {"type": ["object", "null"], "additionalProperties": {"type": "string", "maxLength": 512}},
         "output_expires_after": {"type": ["object", "null"]},
     },
-    "additionalProperties": False,
+    "additionalProperties": _NULL,
 }
 
 
@@ -108,6 +108,16 @@ def option_schema(spec: OptionSpec) -> Schema:
         schema["maximum"] = spec.high
     described = {"description": spec.description}
     return {"type": "array", "items": schema, **described} if spec.repeated else schema | described
+
+
+def _or_null(schemas: Mapping[str, Schema]) -> dict[str, Schema]:
+    """Fields that may be null, which asks for nothing."""
+    return {name: {"anyOf": [schema, _NULL]} for name, schema in schemas.items()}
+
+
+def _object(schemas: Mapping[str, Schema]) -> dict[str, Any]:
+    """With these fields alone."""
+    return {"type": "object", "properties": _or_null(schemas), "additionalProperties": _NULL}
 
 
 _OF_DOCUMENTS = {"surface": SURFACES, "stage": STAGES, "ocr": OCR_WHEN}
@@ -160,17 +170,15 @@ def chat_schema() -> Schema:
     part = {"type": "object", "required": ["type"], "properties": {"type": {"enum": _PARTS}}}
     message = {
         "type": "object",
-        "required": ["role", "content"],
+        "required": ["role"],
         "properties": {
             "role": {"enum": [*ROLES]},
             "name": {"type": ["string", "null"]},
-            "content": {"anyOf": [_TEXT, {"type": "array", "items": part}, {"type": "null"}]},
+            "content": {"anyOf": [_TEXT, {"type": "array", "items": part}, _NULL]},
         },
     }
     limit = by_name["max_new_tokens"]
-    fields = {
-        "model": _TEXT,
-        "messages": {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": message},
+    fields: dict[str, Schema] = {
         "n": {"type": "integer", "minimum": 1, "maximum": MAX_CHOICES},
         "stream": {"type": "boolean"},
         "stream_options": {"type": "object"},
@@ -183,22 +191,28 @@ def chat_schema() -> Schema:
         "media_io_kwargs": {"type": "object"},
         "mm_processor_kwargs": {"type": "object"},
         "response_format": _FORMAT,
-        "structured_outputs": {"type": "object", "properties": _STRUCTURES, "additionalProperties": False},
+        "structured_outputs": _object(_STRUCTURES),
         "tools": {"type": "array", "items": _FUNCTION, "maxItems": MAX_FUNCTIONS},
         "tool_choice": {"anyOf": [{"enum": [*CHOICES]}, _FUNCTION]},
         "logprobs": {"type": "boolean"},
         "top_logprobs": by_name["top_logprobs"],
-        "slipstream": {"type": "object", "properties": own, "additionalProperties": False},
+        "slipstream": _object(own),
     }
     fields |= {f"guided_{name}": _STRUCTURES[name] for name in OPTION_OF}
     fields |= {name: by_name[name] for name in SAMPLING}
-    fields |= {name: {"enum": [*values, None]} for name, values in NEUTRAL.items()}
-    fields |= {name: {} for name in sorted(TOLERATED)}
+    fields["top_k"] = {**by_name["top_k"], "minimum": -1}
+    messages = {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": message}
     return {
         "type": "object",
         "required": ["model", "messages"],
-        "properties": fields,
-        "additionalProperties": {"type": "null"},
+        "properties": {
+            "model": _TEXT,
+            "messages": messages,
+            **_or_null(fields),
+            **{name: {"enum": [*values, None]} for name, values in NEUTRAL.items()},
+            **{name: {} for name in sorted(TOLERATED)},
+        },
+        "additionalProperties": _NULL,
     }
 
 
@@ -206,21 +220,33 @@ def response_schema() -> Schema:
     """Of a request to `/v1/responses`: what is not said otherwise is as in a chat request."""
     chat = chat_schema()
     others = {name: schema for name, schema in chat["properties"].items() if name not in OF_CHATS}
-    own = {
-        "input": {"anyOf": [_TEXT, {"type": "array", "items": {"type": "object"}, "maxItems": MAX_MESSAGES}]},
+    own: dict[str, Schema] = {
         "instructions": _TEXT,
-        "max_output_tokens": chat["properties"]["max_tokens"],
         "text": {"type": "object"},
         "include": {"type": "array", "items": {"enum": [*INCLUDED]}},
         "tools": {"type": "array", "items": {"type": "object"}, "maxItems": MAX_FUNCTIONS},
         "tool_choice": {"anyOf": [{"enum": [*CHOICES]}, {"type": "object"}]},
-        "previous_response_id": {"type": "null"},
-        **{name: {"enum": [*values, None]} for name, values in IDLE.items()},
     }
-    properties = others | own
+    properties = {
+        **others,
+        **_or_null(own),
+        "input": {"anyOf": [_TEXT, {"type": "array", "items": {"type": "object"}, "maxItems": MAX_MESSAGES}]},
+        "max_output_tokens": chat["properties"]["max_tokens"],
+        "previous_response_id": _NULL,
+        **{name: _idle(values) for name, values in IDLE.items()},
+    }
     return {"type": "object", "required": ["model", "input"], "properties": properties} | {
-        "additionalProperties": {"type": "null"}
+        "additionalProperties": _NULL
     }
+
+
+def _idle(values: Sequence[Any]) -> Schema:
+    """One of these values, or null; of those that are objects a member may be null, too."""
+    members = {name: inner for value in values if isinstance(value, dict) for name, inner in value.items()}
+    if not members:
+        return {"enum": [*values, None]}
+    told: dict[str, Schema] = {name: {"const": inner} for name, inner in members.items()}
+    return {"anyOf": [_object(told), _NULL]}
 
 
 _PARTS = ["text", "video_url", "video", "image_url", "file"]
