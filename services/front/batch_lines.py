@@ -36,7 +36,7 @@ from slipstream.services.front.api_errors import ApiError, about, as_api_error
 from slipstream.services.front.batch_forms import CHAT, ENDPOINTS, BatchEndpoint, Kept
 from slipstream.services.front.batch_records import HttpBatch, written_whole
 from slipstream.services.front.chat_messages import Medium, MediumKind, RemoteFile, StoredFile
-from slipstream.services.front.chat_request import OWN_NAMES, ChatRequest, check_kind
+from slipstream.services.front.chat_request import OF_SEVERAL, ChatRequest, check_kind
 from slipstream.services.front.completions import PAGE_BREAK, Completion, Written
 from slipstream.services.front.file_store import FileStore
 from slipstream.services.front.frames import frame_windows, write_avi
@@ -65,8 +65,8 @@ _BY_STATUS: dict[str, type[SlipstreamError]] = {
     )
 }
 """The widest of our errors with that gRPC status."""
-_UNNAMED = dict.fromkeys(OWN_NAMES)
-"""What the archive says of these options is of one of several fields, such as `max_tokens`; none is in `slipstream`."""
+_UNNAMED = dict.fromkeys(OF_SEVERAL)
+"""What the archive says of these options is of one of several fields, such as `max_tokens`; which is not known."""
 
 # -- requests ---------------------------------------------------------------------------------------------------------
 

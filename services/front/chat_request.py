@@ -98,6 +98,8 @@ OWN_NAMES = {
     *("max_new_tokens", "min_new_tokens", "logprobs", "top_logprobs"),
 }
 """Options of the table with fields of their own."""
+OF_SEVERAL = {*OWN_NAMES, "system", "turns", "num_frames", "fps"}
+"""Those, and others that may come by more fields than that of `slipstream`, such as messages."""
 OF_PAGES: Mapping[str, type] = {"pages": str, "dpi": int, "ocr_dpi": int, "text_layer": bool}
 """Fields of `slipstream` that are those of `DocumentRequest`."""
 DOCUMENT_FIELDS: Mapping[str, type] = {**OF_PAGES, "surface": str, "stage": str, "ocr": str}

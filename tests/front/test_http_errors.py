@@ -52,7 +52,9 @@ async def streamed(address: str, video: bytes) -> AsyncIterator[asyncio.StreamRe
 @pytest.mark.parametrize(
     ("told", "param"),
     [
-        ("num_frames 9999 is more than this server's limit of 256", "slipstream.num_frames"),
+        ("max_window 9999 is more than this server's limit of 64", "slipstream.max_window"),
+        ("num_frames 9999 is more than this server's limit of 256", None),
+        ("system has 9000 characters; at most 8192 fit", None),
         ("max_new_tokens 9999 is more than this server's limit of 2048", None),
         ("regex: no text can be kept to it: there is no such text", None),
     ],
