@@ -2,7 +2,8 @@
 have in common is read there; here are the names that differ, both ways: errors name the field that was sent."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from slipstream.services.front.api_errors import ApiError
@@ -66,7 +67,8 @@ def read_response(body: Any, media: Mapping[str, Media]) -> ChatRequest:
     chat = {RENAMED.get(name, name): value for name, value in fields.items() if name not in (*IDLE, "input", "include")}
     for name, idle in IDLE.items():
         _check_idle(name, fields.get(name), idle)
-    chat["messages"] = _messages(fields.get("input"), chat.pop("instructions", None))
+    instructions = chat.pop("instructions", None)
+    chat["messages"] = _messages(fields.get("input"), instructions)
     chat |= _format(chat.pop("text", None)) | _included(fields.get("include"))
     if "tools" in chat:
         chat["tools"] = [_function(tool) for tool in chat["tools"]] if _is_list(chat["tools"]) else chat["tools"]
@@ -79,7 +81,7 @@ def read_response(body: Any, media: Mapping[str, Media]) -> ChatRequest:
     for name in REPEATED:
         if any(text in media for text in strings_in(fields.get(name))):
             raise ApiError(f"{name} holds a data: URL in base64, which media alone may be", param=name)
-    return asked
+    return _instructed(asked, chat["messages"]) if instructions else asked
 
 
 def sent_names(error: ApiError) -> ApiError:
@@ -151,6 +153,14 @@ def _message(said: Any, param: str) -> dict[str, Any]:
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": parts}
     known = "message, function_call or function_call_output"
     raise ApiError(f"{param}.type must be {known}", param=f"{param}.type", code="unsupported_value")
+
+
+def _instructed(asked: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> ChatRequest:
+    """The same, with `instructions`, the last of the messages, named as what gave `system` where they alone did."""
+    is_shared = any(message.get("role") in ("system", "developer") for message in messages[:-1])
+    if is_shared or "system" not in asked.params:
+        return asked
+    return replace(asked, params={**asked.params, "system": "instructions"})
 
 
 def _part(said: Any) -> Any:

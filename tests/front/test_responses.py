@@ -205,6 +205,20 @@ def events_of(told: bytes) -> list[dict[str, Any]]:
     return events
 
 
+@pytest.mark.parametrize(
+    ("said", "param"),
+    [
+        ({}, None),
+        ({"instructions": "Say less."}, "instructions"),
+        ({"input": [{"role": "system", "content": "Say less."}, *ASKED]}, "messages"),
+        ({"input": [{"role": "developer", "content": "Say."}, *ASKED], "instructions": "Less."}, "messages"),
+    ],
+)
+def test_errors_about_instructions_name_them(said: dict[str, Any], param: str | None) -> None:
+    """A gateway that finds them too long says so of `system`."""
+    assert read(request(**said)).params.get("system") == param
+
+
 @pytest.mark.parametrize("part", [None, {"type": "input_audio"}])
 def test_parts_are_called_what_they_are_here(part: dict[str, Any] | None) -> None:
     """LangChain leaves `video_url` out of such a request without a word; that is no part to advise alone."""
