@@ -12,7 +12,8 @@ MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 2**31
 MOST_TOLD = 20
 """Of the likeliest tokens in one place; as OpenAI's protocol has it."""
-MAX_REPETITION_PENALTY = 100.0
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.001, 100.0
+"""What logits are divided by: much smaller ones would take them out of fp32."""
 MAX_COUNT_PENALTY = 2.0
 """As OpenAI's protocol has it, and its negative."""
 MAX_MIN_NEW_TOKENS = 2**31
@@ -103,8 +104,9 @@ class SamplingParams:
             raise InvalidRequest(f"top_p must be above 0 and at most 1, not {self.top_p}")
         if not 0.0 <= _number("min_p", self.min_p) <= 1.0:
             raise InvalidRequest(f"min_p must be between 0 and 1, not {self.min_p}")
-        if not 0.0 < _number("repetition_penalty", self.repetition_penalty) <= MAX_REPETITION_PENALTY:
-            limit = f"above 0 and at most {MAX_REPETITION_PENALTY:g}"
+        penalty = _number("repetition_penalty", self.repetition_penalty)
+        if not MIN_REPETITION_PENALTY <= penalty <= MAX_REPETITION_PENALTY:
+            limit = f"between {MIN_REPETITION_PENALTY:g} and {MAX_REPETITION_PENALTY:g}"
             raise InvalidRequest(f"repetition_penalty must be {limit}, not {self.repetition_penalty}")
         for name in ("presence_penalty", "frequency_penalty"):
             penalty = getattr(self, name)

@@ -48,7 +48,7 @@ sampling = st.builds(
     top_k=st.integers(0, 2**31),
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=st.floats(0, 1),
-    repetition_penalty=st.floats(0, 100, exclude_min=True),
+    repetition_penalty=st.floats(0.001, 100),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
     seed=st.integers(0, 2**63 - 1),

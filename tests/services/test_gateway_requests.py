@@ -76,7 +76,7 @@ async def strict(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Asyn
         ({"top_k": 2**32 - 1}, INVALID, "top_k must be between 0 (all tokens) and 2^31"),
         ({"top_p": 0.0}, INVALID, "top_p must be above 0 and at most 1, not 0.0"),
         ({"top_p": 1.5}, INVALID, "top_p must be above 0 and at most 1, not 1.5"),
-        ({"repetition_penalty": 0.0}, INVALID, "repetition_penalty must be above 0 and at most 100, not 0.0"),
+        ({"repetition_penalty": 0.0}, INVALID, "repetition_penalty must be between 0.001 and 100, not 0.0"),
         ({"repetition_penalty": float("inf")}, INVALID, "repetition_penalty must be a finite number, not inf"),
         ({"sampling_rule": "typical"}, INVALID, "sampling_rule 'typical' is unknown; choose one of coupled, rejection"),
         ({"sampling_rule": ""}, INVALID, "sampling_rule '' is unknown"),
