@@ -69,8 +69,9 @@ class ArchiveRunner:
         self._duplicates = DuplicateFinder(queue, config.duplicates_kept)
         self._films = FilmRunner(config, captioner, queue, self._models, self._decoders, self._duplicates)
         self._making: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._recent: OrderedDict[str, str] = OrderedDict()
-        """Results by content key; the queue has them too, but only once they are committed."""
+        self._recent: OrderedDict[str, tuple[str, Outcome]] = OrderedDict()
+        """By content key, the job it was made for and how that ended; the queue has results only once they are
+        committed."""
 
     async def run(self, lease: Lease, progress: Progress) -> Outcome:
         """The worker's handler. Raises `RetryLater`, `RunnerDied`, or an error that is the item's own."""
@@ -94,8 +95,11 @@ class ArchiveRunner:
     ) -> Outcome:
         key = self._content_key(lease, video, plan)
         async with self._making.setdefault(key, asyncio.Lock()):  # duplicates wait for the first
-            if (known := await self._known(key)) is not None:
+            made_for, made = self._recent.get(key, ("", None))
+            if (known := await self._known(key, made)) is not None:
                 caption, receipt = known
+                if made is not None and made_for == lease.job_id:  # by a run whose lease was lost
+                    return replace(made, result=write_result(caption, replace(receipt, runs=lease.epoch)))
                 caption = replace(caption, request_id="")  # that of the job it was made for
                 result = write_result(caption, replace(receipt, reused=True, runs=lease.epoch))
                 return Outcome(JobState.DONE, result, content_key=key, tallies={"reused": 1})
@@ -114,9 +118,9 @@ class ArchiveRunner:
                 video = await self._captioner.sample(plan, file, reporter.emit, stats, digest=True)
         return video, stats
 
-    async def _known(self, key: str) -> tuple[Caption, Receipt] | None:
+    async def _known(self, key: str, made: Outcome | None) -> tuple[Caption, Receipt] | None:
         try:
-            result = self._recent.get(key) or await self._queue.find_result(key)
+            result = made.result if made is not None else await self._queue.find_result(key)
             return read_result(result) if result else None
         except (DamagedRecord, OtherVersion, QueueUnavailable) as error:  # a store that is away is no reason to stop
             get_logger().warning("results.unread", error=str(error))
@@ -136,10 +140,11 @@ class ArchiveRunner:
         else:
             caption = await make(plan)
         result = write_result(caption, make_receipt(plan, video, caption, target, draft, runs=lease.epoch))
-        self._recent[key] = result
+        made_now = Outcome(JobState.DONE, result, content_key=key, tallies=tallies(caption))
+        self._recent[key] = lease.job_id, made_now
         if len(self._recent) > NUM_RECENT:
             self._recent.popitem(last=False)
-        return Outcome(JobState.DONE, result, content_key=key, tallies=tallies(caption))
+        return made_now
 
     async def _caption(
         self, lease: Lease, video: SampledVideo, stats: CaptionStats, reporter: "Reporter", plan: CaptionPlan

@@ -196,7 +196,7 @@ async def test_the_same_content_is_captioned_once(world: World) -> None:
     world.models.meanwhile = lambda plan: gate.wait()
     runs = [asyncio.create_task(world.run(lease_of()))]
     await eventually(lambda: world.models.num_captioning)
-    runs.append(asyncio.create_task(world.run(lease_of(epoch=2))))
+    runs.append(asyncio.create_task(world.run(lease_of(job_id="another", epoch=2))))
     await eventually(lambda: world.models.num_sampled == 2)
     gate.set()
     first, second = await asyncio.gather(*runs)
@@ -209,6 +209,15 @@ async def test_the_same_content_is_captioned_once(world: World) -> None:
     assert read_result((await other.run(lease_of())).result)[1].reused and not other.models.num_captions
 
 
+async def test_what_was_made_in_a_lost_lease_is_the_jobs_own(world: World) -> None:
+    """As by a gateway that was frozen and has the job again: it is made once, counts, and was not taken over."""
+    lost = await world.run(lease_of())
+    again = await world.run(lease_of(epoch=2))
+    (made, made_by), (kept, kept_by) = read_result(lost.result), read_result(again.result)
+    assert world.models.num_captions == 1 and (made, replace(made_by, runs=2)) == (kept, kept_by)
+    assert again.tallies == lost.tallies and again.tallies["tokens"] == 3 and not kept_by.reused
+
+
 @pytest.mark.parametrize("share", [False, True])
 async def test_results_are_taken_over_within_an_owner_unless_all_share_theirs(share: bool) -> None:
     """Or one could learn what others asked about which video, and when. A receipt names no other job or process."""
@@ -216,7 +225,7 @@ async def test_results_are_taken_over_within_an_owner_unless_all_share_theirs(sh
     world.models.request_id = "secret-1"
     made = await world.run(lease_of(owner="a"))
     assert read_result(made.result)[0].request_id == "secret-1"
-    again, others, nobodys = [await world.run(lease_of(owner=owner)) for owner in ("a", "b", "")]
+    again, others, nobodys = [await world.run(lease_of(job_id=f"of {owner}", owner=owner)) for owner in ("a", "b", "")]
     for outcome, is_reused in ((again, True), (others, share), (nobodys, share)):
         caption, receipt = read_result(outcome.result)
         assert receipt.reused == is_reused
