@@ -166,12 +166,15 @@ class Keeping:
 
 
 async def ask_keeping(url: str) -> Keeping:
-    """How the server keeps jobs that leads now. Raises `QueueUnavailable` where none answers, or it does not lead."""
+    """How the server keeps jobs that leads now. Raises `QueueUnavailable` where none answers, or it does not lead, or
+    still loads: its log is off until it has read it."""
     client = connect(url, 1, CONNECT_S)
     try:
         facts = await client.info()
         if facts.get("role") != "master":
             raise QueueUnavailable("the queue's Redis does not lead its group now")
+        if facts.get("loading"):
+            raise QueueUnavailable("the queue's Redis loads its data, and does not say before how it keeps jobs")
         flushes = await _flushes(client)
     except NoPermissionError:
         return Keeping(unasked=INFO)

@@ -253,6 +253,42 @@ async def test_a_server_that_does_not_lead_is_not_judged(tmp_path: Path) -> None
             await ask_keeping(f"redis://127.0.0.1:{two}")
 
 
+class SlowServer(EmbeddedServer):
+    """Takes some seconds to load a few thousand writes, and hears callers meanwhile."""
+
+    def _command(self) -> list[str]:
+        return [*super()._command(), "--key-load-delay", "500"]
+
+    async def _wait_ready(self) -> None:
+        """Those who ask are to see it load."""
+
+
+async def test_a_server_that_loads_is_not_judged(tmp_path: Path) -> None:
+    """Until it has read its log that is off, and a restart of the queue's server would end all gateways."""
+    async with EmbeddedServer(tmp_path) as server, Redis.from_url(server.url) as redis:
+        writes = redis.pipeline(transaction=False)
+        for number in range(6000):
+            writes.set(f"key {number}", 1)
+        await writes.execute()
+    slow, heard = SlowServer(tmp_path), list[str]()
+    await slow.start()
+    try:
+
+        async def kept() -> bool:
+            try:
+                keeping = await ask_keeping(slow.url)
+            except QueueUnavailable as error:
+                heard.append(str(error))
+                return False
+            assert not keeping.fault(0)
+            return True
+
+        await eventually(kept)
+        assert any("loads its data" in each for each in heard)
+    finally:
+        await slow.close()
+
+
 async def test_the_passwords_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A secret that is taken away after the start ends no gateway."""
     monkeypatch.setattr(service_module, "LEADER_S", 0.01)
