@@ -130,10 +130,10 @@ class ServiceLoop(asyncio.SelectorEventLoop):
         return await asyncio.shield(self._lookups[question])
 
     def _look_up(self, question: tuple[Any, ...], answer: asyncio.Future[Any]) -> None:
-        told: tuple[Any, ...]
+        outcome: tuple[Any, ...]
         try:
-            told = answer.set_result, socket.getaddrinfo(*question)
+            outcome = answer.set_result, socket.getaddrinfo(*question)
         except Exception as error:
-            told = answer.set_exception, error
+            outcome = answer.set_exception, error
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self.call_soon_threadsafe(*told)
+            self.call_soon_threadsafe(*outcome)

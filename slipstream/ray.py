@@ -94,8 +94,8 @@ class Row:
 
     def id_with(self, options: OptionValues) -> str:
         """Names the row by its source and all options that were given, whatever order they came in."""
-        told = [self.source, {**options, **self.options}]
-        return hashlib.sha256(json.dumps(told, sort_keys=True, default=repr).encode()).hexdigest()[:ID_CHARS]
+        named = [self.source, {**options, **self.options}]
+        return hashlib.sha256(json.dumps(named, sort_keys=True, default=repr).encode()).hexdigest()[:ID_CHARS]
 
     @property
     def video(self) -> Video:

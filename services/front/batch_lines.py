@@ -356,5 +356,5 @@ def error_line(name: str, custom_id: str, error: ApiError, request_id: str = "")
 
 
 def _line(name: str, custom_id: str, response: Any, error: Any) -> bytes:
-    told = {"id": f"batch_req_{name}", "custom_id": custom_id, "response": response, "error": error}
-    return json.dumps(told, separators=(",", ":")).encode() + b"\n"
+    line = {"id": f"batch_req_{name}", "custom_id": custom_id, "response": response, "error": error}
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"

@@ -197,12 +197,12 @@ def _read_message(message: Mapping[str, Any], param: str, asked: Asked, said: _S
     role = message.get("role")
     if role not in ROLES:
         raise ApiError(f"{param}.role must be one of {', '.join(ROLES)}", param=f"{param}.role")
-    told = {name: value for name, value in message.items() if value not in _NOTHING}
+    fields = {name: value for name, value in message.items() if value not in _NOTHING}
     # programs with several agents always name who speaks
-    check_names(told, {"role", "content", "name"} | _OF_CALLS.get(role, set()), param)
+    check_names(fields, {"role", "content", "name"} | _OF_CALLS.get(role, set()), param)
     lines, content, is_answer = said.lines(role, param), message.get("content"), role == "assistant"
-    if "tool_calls" in told:
-        lines.extend(_calls(told["tool_calls"], f"{param}.tool_calls", asked))
+    if "tool_calls" in fields:
+        lines.extend(_calls(fields["tool_calls"], f"{param}.tool_calls", asked))
     if isinstance(content, str) or (is_answer and content is None):
         if content or role == "user":
             lines.append(_words(content, f"{param}.content", asked))
@@ -296,10 +296,10 @@ def _file_part(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
     given = [name for name in _FILES if said.get(name) is not None]
     if len(given) != 1:
         raise ApiError(f"{param}.file must have one of {', '.join(_FILES)}", param=f"{param}.file")
-    where, told = f"{param}.file.{given[0]}", said[given[0]]
+    where, value = f"{param}.file.{given[0]}", said[given[0]]
     if given[0] == "file_id":
-        return Medium(MediumKind.FILE, StoredFile(text_at(told, where)), where)
-    return Medium(MediumKind.FILE, asked.found(told, where), param)
+        return Medium(MediumKind.FILE, StoredFile(text_at(value, where)), where)
+    return Medium(MediumKind.FILE, asked.found(value, where), param)
 
 
 _READERS = {"video_url": _video_url, "video": _video, "image_url": _image_url, "file": _file_part}

@@ -75,12 +75,12 @@ class Completion:
     def whole(self, choices: Sequence[Written]) -> dict[str, Any]:
         """The answer in one piece; of tokens those are told that have a logprob. What was measured stands beside the
         choice, and in each where there are several."""
-        told = [self._choice(index, written) for index, written in enumerate(choices)]
+        shown = [self._choice(index, written) for index, written in enumerate(choices)]
         facts = [self.facts(written) for written in choices]
         usage = {"usage": usage_of_choices(choices)}
         if len(choices) > 1:
-            told, facts = [one | measured for one, measured in zip(told, facts, strict=True)], [{}]
-        return self._head("chat.completion") | {"choices": told} | usage | facts[0]
+            shown, facts = [one | measured for one, measured in zip(shown, facts, strict=True)], [{}]
+        return self._head("chat.completion") | {"choices": shown} | usage | facts[0]
 
     def _choice(self, index: int, written: Written) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": written.text, "refusal": None}
@@ -171,8 +171,8 @@ class ChatForm:
         return self.completion.chunk(self.index, delta, tokens=tokens, **usage)
 
     def aside(self, facts: Mapping[str, Any]) -> bytes:
-        told = {**facts, "choice": self.index} if self.index else facts
-        return self.completion.figures_chunk(slipstream=told)
+        shown = {**facts, "choice": self.index} if self.index else facts
+        return self.completion.figures_chunk(slipstream=shown)
 
     def fail(self, error: Mapping[str, Any]) -> bytes:
         return event({"error": error}) + DONE
@@ -182,8 +182,8 @@ class ChatForm:
         return self.completion.chunk(self.index, {}, finished, tokens, **self.completion.facts(written), **usage)
 
     def close(self, choices: Sequence[Written]) -> bytes:
-        told = self.completion.figures_chunk(usage=usage_of_choices(choices)) if self.include_usage else b""
-        return told + DONE
+        chunk = self.completion.figures_chunk(usage=usage_of_choices(choices)) if self.include_usage else b""
+        return chunk + DONE
 
 
 def _options_used(caption: Caption) -> dict[str, Any]:

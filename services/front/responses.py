@@ -108,11 +108,11 @@ class ResponseForm:
     # -- in events -----------------------------------------------------------------------------------------------------
 
     def begin(self, usage: Mapping[str, Any]) -> bytes:
-        told = self._created()
+        events = self._created()
         if self._is_called:
-            return told
-        told += self._begin_item(_message(f"msg_{self._request_id}", "in_progress", []))
-        return told + self._of_item("response.content_part.added", content_index=0, part=_text(""))
+            return events
+        events += self._begin_item(_message(f"msg_{self._request_id}", "in_progress", []))
+        return events + self._of_item("response.content_part.added", content_index=0, part=_text(""))
 
     def add(self, delta: Mapping[str, Any], tokens: Sequence[CommittedToken], usage: Mapping[str, Any]) -> bytes:
         if "content" in delta:
@@ -130,13 +130,13 @@ class ResponseForm:
 
     def fail(self, error: Mapping[str, Any]) -> bytes:
         """As this protocol has it, and as clients of it look for it: they raise what stands in `error`."""
-        told = {name: error[name] for name in ("code", "message", "param")}
-        return self._event("error", **told, error=error)
+        fields = {name: error[name] for name in ("code", "message", "param")}
+        return self._event("error", **fields, error=error)
 
     def end(self, written: Written, tokens: Sequence[CommittedToken], usage: Mapping[str, Any]) -> bytes:
         whole = self.whole([written])
-        told = self._end_call() if self._is_called else self._end_message(whole["output"][0])
-        return told + self._event(f"response.{whole['status']}", response=whole)
+        events = self._end_call() if self._is_called else self._end_message(whole["output"][0])
+        return events + self._event(f"response.{whole['status']}", response=whole)
 
     def close(self, choices: Sequence[Written]) -> bytes:
         return b""
@@ -160,8 +160,8 @@ class ResponseForm:
 
     def _end_message(self, item: dict[str, Any]) -> bytes:
         (part,) = item["content"]
-        told = {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]}
-        done = self._of_item("response.output_text.done", **told)
+        fields = {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]}
+        done = self._of_item("response.output_text.done", **fields)
         done += self._of_item("response.content_part.done", content_index=0, part=part)
         return done + self._end_item(item)
 
@@ -169,8 +169,8 @@ class ResponseForm:
         if self._open is None:
             return b""
         item = _ended(self._open)
-        told = {"name": item["name"], "arguments": item["arguments"]}
-        return self._of_item("response.function_call_arguments.done", **told) + self._end_item(item)
+        fields = {"name": item["name"], "arguments": item["arguments"]}
+        return self._of_item("response.function_call_arguments.done", **fields) + self._end_item(item)
 
     def _of_item(self, kind: str, **more: Any) -> bytes:
         assert self._open is not None
@@ -202,17 +202,17 @@ def _ended(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _logprobs(tokens: Sequence[CommittedToken]) -> list[dict[str, Any]]:
-    told = logprobs(tokens)
-    return [] if told is None else told["content"]
+    found = logprobs(tokens)
+    return [] if found is None else found["content"]
 
 
 def _usage(captions: Sequence[Caption]) -> dict[str, Any]:
     """In the names of this protocol; the details are those of a chat completion."""
-    told = usage_of(captions)
+    counts = usage_of(captions)
     return {
-        "input_tokens": told["prompt_tokens"],
-        "input_tokens_details": {"cache_write_tokens": 0} | told["prompt_tokens_details"],
-        "output_tokens": told["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0} | told["completion_tokens_details"],
-        "total_tokens": told["total_tokens"],
+        "input_tokens": counts["prompt_tokens"],
+        "input_tokens_details": {"cache_write_tokens": 0} | counts["prompt_tokens_details"],
+        "output_tokens": counts["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0} | counts["completion_tokens_details"],
+        "total_tokens": counts["total_tokens"],
     }

@@ -292,12 +292,12 @@ async def run_replicated(
 ) -> Any:
     """The script's answer, once replicas have all that it says. Raises `QueueUnavailable` where too few do, or another
     server may lead since."""
-    told, asked = ("EVALSHA", script.sha, 1, prefix, *args), followers.needed
+    command, asked = ("EVALSHA", script.sha, 1, prefix, *args), followers.needed
     try:
-        answer, reached, view = await _followed(client, prefix, followers, told)
+        answer, reached, view = await _followed(client, prefix, followers, command)
     except NoScriptError:
         await client.script_load(script.script)
-        answer, reached, view = await _followed(client, prefix, followers, told)
+        answer, reached, view = await _followed(client, prefix, followers, command)
     if asked <= reached < followers.needed:  # more follow than was known: nobody waited for them
         _, reached, again = await _followed(client, prefix, followers)
         if again.run_id != view.run_id:

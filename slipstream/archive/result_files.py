@@ -179,9 +179,9 @@ def _line_of(job: FinishedJob, said: Mapping[str, Any]) -> bytes:
 def _job_from(line: bytes) -> FinishedJob:
     try:
         content = json.loads(line)
-        told = content["record"]
-        values = {name: told[name] for name in _FIELDS if name in told}
-        record = JobRecord(**values | {"state": JobState(told["state"])})
+        fields = content["record"]
+        values = {name: fields[name] for name in _FIELDS if name in fields}
+        record = JobRecord(**values | {"state": JobState(fields["state"])})
         parts = tuple(PartRecord(number, base64.b64decode(data), why) for number, data, why in content.get("parts", ()))
         return FinishedJob(int(content["position"]), record, parts, str(content.get("content", "")))
     except (KeyError, TypeError, ValueError, AttributeError) as error:

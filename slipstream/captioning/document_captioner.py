@@ -243,8 +243,8 @@ def _checked(asked: DocumentOptions, plan: CaptionPlan) -> CaptionPlan:
 def hint_texts(texts: Sequence[str], method: str) -> tuple[str, ...]:
     """What a method is given of a page whose regions have these texts: the page, or, for `hsd`, the set of its
     regions, which has no order."""
-    told = tuple(filter(None, texts))
-    return told if method == TOLERANT_METHOD or not told else (PARAGRAPHS.join(told),)
+    given = tuple(filter(None, texts))
+    return given if method == TOLERANT_METHOD or not given else (PARAGRAPHS.join(given),)
 
 
 async def _hints_of(page: PageRun, plan: CaptionPlan, surface: str, regions: PageRegions | None) -> tuple[str, ...]:

@@ -138,7 +138,7 @@ class CaptionStats:
 
     def caption(self, plan: CaptionPlan, video: SampledVideo, pipeline: Pipeline, opening: Opening) -> Caption:
         """Everything, for the caller."""
-        told = [token.logprob for token in self.tokens if token.logprob is not None]
+        logprobs = [token.logprob for token in self.tokens if token.logprob is not None]
         return Caption(
             text="".join(token.piece for token in self.tokens),
             num_tokens=len(pipeline.committed),
@@ -150,7 +150,7 @@ class CaptionStats:
             timings=self._timings(),
             speculation=self._speculation(pipeline, opening),
             tokens=tuple(self.tokens),
-            avg_logprob=fmean(told) if told else None,
+            avg_logprob=fmean(logprobs) if logprobs else None,
         )
 
     def _video_facts(self, video: SampledVideo) -> VideoFacts:

@@ -189,11 +189,11 @@ class Connection:
 async def beside_loop(work: Callable[WorkP, AnswerT], /, *args: WorkP.args, **kwargs: WorkP.kwargs) -> AnswerT:
     """What blocking work gives, done on another thread. Once a program's main thread has ended Python gives no work to
     such threads any more, while those that the program has started itself go on: then it is done here."""
-    told = partial(contextvars.copy_context().run, work, *args, **kwargs)
+    in_context = partial(contextvars.copy_context().run, work, *args, **kwargs)
     try:
-        done = asyncio.get_running_loop().run_in_executor(None, told)
+        done = asyncio.get_running_loop().run_in_executor(None, in_context)
     except RuntimeError:  # of handing it over, not of the work
-        return told()
+        return in_context()
     return await done
 
 

@@ -284,9 +284,9 @@ def _likely(
     """How likely each committed token was, by the row behind which it stands, and the likeliest tokens there."""
     tokens = verdict.committed(request.window)
     behind = [0, *(node + 1 for node in verdict.path or range(verdict.num_accepted))][: len(tokens)]
-    told, best = rows.likely(behind, tokens, num_best=min(session.request.top_logprobs, MOST_TOLD))
+    logprobs, best = rows.likely(behind, tokens, num_best=min(session.request.top_logprobs, MOST_TOLD))
     begins = len(tokens) == len(session.committed)
-    return tuple(told), tuple(
+    return tuple(logprobs), tuple(
         TokenLogprob(token, session.text.alone(token, begins=begins), chance) for token, chance in best
     )
 

@@ -245,9 +245,9 @@ class GreedyRows:
         best = chances.topk(min(num_best, chances.shape[-1]), dim=-1)
         asked = chances.gather(1, columns[:, None])
         pairs = torch.stack([best.indices.double(), best.values.double()], dim=-1)
-        told = torch.cat([asked, pairs.flatten(1)], dim=-1).tolist()
-        likeliest = [(int(token), chance) for row in told for token, chance in zip(row[1::2], row[2::2], strict=True)]
-        return [row[0] for row in told], likeliest
+        table = torch.cat([asked, pairs.flatten(1)], dim=-1).tolist()
+        likeliest = [(int(token), chance) for row in table for token, chance in zip(row[1::2], row[2::2], strict=True)]
+        return [row[0] for row in table], likeliest
 
 
 def kept_rows(keep: Tensor | None, video: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:

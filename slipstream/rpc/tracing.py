@@ -83,10 +83,10 @@ class Tracing:
                 span.set_attribute("slipstream.cancelled", True)
                 raise
             except BaseException as error:
-                told = str(getattr(error, "status", type(error).__name__))
-                span.set_attribute("error.type", told)
-                if not (is_call and _is_refusal(told)):
-                    span.set_status(Status(StatusCode.ERROR, told))
+                error_type = str(getattr(error, "status", type(error).__name__))
+                span.set_attribute("error.type", error_type)
+                if not (is_call and _is_refusal(error_type)):
+                    span.set_status(Status(StatusCode.ERROR, error_type))
                 raise
 
     def job_run(self, traceparent: str, request_id: str, num_failed: int) -> contextlib.AbstractContextManager[Any]:

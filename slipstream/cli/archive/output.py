@@ -253,8 +253,8 @@ def replacing(path: Path, keep_empty: bool = True) -> Iterator[TextIO]:
 def replacing_bytes(path: Path, keep_empty: bool = True) -> Iterator[IO[bytes]]:
     """The same of a file that is no text."""
     final = real_path(path)
-    told = os.fsdecode(os.fsencode(final.name)[-NAMED_BYTES:])  # its end: results and errors begin alike
-    part = final.with_name(f".{told}.{os.getpid()}.part")
+    name_end = os.fsdecode(os.fsencode(final.name)[-NAMED_BYTES:])  # its end: results and errors begin alike
+    part = final.with_name(f".{name_end}.{os.getpid()}.part")
     with _named_failure(path):
         try:
             with io.BufferedWriter(_NamedFile(part, path), BLOCK_BYTES) as file:
@@ -376,10 +376,10 @@ async def export(client: ArchiveClient, batch: str, output: Output) -> Counter[s
 
 def notes(counts: Counter[str], output: Output) -> list[str]:
     """Of which jobs there is no such file, and which file says why jobs have no result."""
-    told = []
+    lines = []
     if number := counts[LEFT_OUT]:
         kind = "documents" if output.form is Format.MD else "videos"
-        told.append(f"{number:,} left out: {output.form} is made of {kind} alone; jsonl, csv and parquet take all")
+        lines.append(f"{number:,} left out: {output.form} is made of {kind} alone; jsonl, csv and parquet take all")
     if (number := sum(counts[state] for state in WITHOUT_RESULT)) and not output.states and output.path != STDOUT:
-        told.append(f"{number:,} without a result, and why: {_errors_of(output.path)}")
-    return told
+        lines.append(f"{number:,} without a result, and why: {_errors_of(output.path)}")
+    return lines

@@ -77,9 +77,9 @@ def index_command(
 ) -> None:
     """Build one index of several exports, for `search --in`."""
     with index_exports(exports, output) as index:
-        told = {"passages": len(index), "damaged_lines": index.num_damaged}
-    typer.echo(json.dumps(told) if as_json else f"{printable(str(output))}: {told['passages']:,} texts")
-    _tell_of_damaged(told["damaged_lines"])
+        counts = {"passages": len(index), "damaged_lines": index.num_damaged}
+    typer.echo(json.dumps(counts) if as_json else f"{printable(str(output))}: {counts['passages']:,} texts")
+    _tell_of_damaged(counts["damaged_lines"])
 
 
 def _indexes(

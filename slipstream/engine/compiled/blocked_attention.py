@@ -60,10 +60,10 @@ class _PartCode(Code):
     def __getitem__(self, name: str) -> Any:
         if name not in ORDER:
             return super().__getitem__(name)
-        told = self.build.load(self.told(name))
+        value = self.build.load(self.told(name))
         if name in _PLACES:
-            return self.build.inttoptr(told, self.vectors.pointer)
-        return told
+            return self.build.inttoptr(value, self.vectors.pointer)
+        return value
 
     def told(self, name: str) -> Any:
         """Where it stands in the order."""

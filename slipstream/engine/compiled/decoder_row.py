@@ -154,21 +154,21 @@ def _write_keep(module: Any, vectors: Vectors, shape: RowShape) -> Any:
     parameters = {"layer": _TABLE, "order": _TABLE, "packed": vectors.pointer, "columns": COUNT, "mask": COUNT}
     code = _TableCode(module, "keep", parameters, vectors)
     build, layer, head_dim = code.build, code["layer"], count(shape.head_dim)
-    told = {name: code.told(layer, _LAYER, name) for name in (*_HELD, "past")}
-    keys, values = (build.inttoptr(told[name], vectors.pointer) for name in ("keys", "values"))
+    fields = {name: code.told(layer, _LAYER, name) for name in (*_HELD, "past")}
+    keys, values = (build.inttoptr(fields[name], vectors.pointer) for name in ("keys", "values"))
     with code.loop(count(0), count(shape.num_kv), count(1)) as head:
         new_keys = code.at(code["packed"], build.add(head.index, count(shape.num_heads)), head_dim)
         new_values = code.at(new_keys, count(shape.num_kv), head_dim)
-        to_keys = code.at(code.at(keys, head.index, told["keys_head"]), told["past"])
-        to_values = code.at(code.at(values, head.index, told["values_head"]), told["past"], told["values_token"])
+        to_keys = code.at(code.at(keys, head.index, fields["keys_head"]), fields["past"])
+        to_values = code.at(code.at(values, head.index, fields["values_head"]), fields["past"], fields["values_token"])
         with code.loop(count(0), head_dim, count(1)) as dim:
-            build.store(build.load(code.at(new_keys, dim.index)), code.at(to_keys, dim.index, told["keys_dim"]))
+            build.store(build.load(code.at(new_keys, dim.index)), code.at(to_keys, dim.index, fields["keys_dim"]))
         with code.loop(count(0), head_dim, count(vectors.lanes)) as dim:
             code.write(code.read(code.at(new_values, dim.index)), code.at(to_values, dim.index))
-    num_keys = build.add(told["past"], count(1))
+    num_keys = build.add(fields["past"], count(1))
     build.store(num_keys, code.at(layer, count(_LAYER.index("past"))))
-    told |= {"num_keys": num_keys, "past": build.sub(num_keys, code["columns"]), "mask": code["mask"]}
-    for name, value in (told | {"begun": count(0), "done": count(0)}).items():
+    fields |= {"num_keys": num_keys, "past": build.sub(num_keys, code["columns"]), "mask": code["mask"]}
+    for name, value in (fields | {"begun": count(0), "done": count(0)}).items():
         build.store(value, code.at(code["order"], count(ORDER.index(name))))
     return code.finish()
 
@@ -327,11 +327,11 @@ class CompiledRow:
     def _told(self, layers: FusedLayers, number: int) -> dict[str, int]:
         """Of a layer, but for keys and values."""
         layer, zeros, halves = layers.layers[number], self._buffers["zeros"], self._shape.in_halves
-        told = {name: self._place(getattr(layer, name).weight, in_halves=halves) for name in _PRODUCTS}
+        fields = {name: self._place(getattr(layer, name).weight, in_halves=halves) for name in _PRODUCTS}
         others = {"qkv_start": layer.qkv.bias, "gate_up_start": layer.gate_up.bias}
         others |= {"norm": layers.norms[2 * number], "mlp_norm": layers.norms[2 * number + 1]}
-        told |= {name: self._place(zeros if tensor is None else tensor) for name, tensor in others.items()}
-        return told | {"attention": ctypes.addressof(self._orders[number])}
+        fields |= {name: self._place(zeros if tensor is None else tensor) for name, tensor in others.items()}
+        return fields | {"attention": ctypes.addressof(self._orders[number])}
 
     def _place(self, tensor: Tensor, *, in_halves: bool = False) -> int:
         self._read.append((tensor.bfloat16() if in_halves else tensor).contiguous())
@@ -344,11 +344,11 @@ def _table(values: Sequence[int]) -> Any:
 
 def _order(shape: RowShape, places: dict[str, int], scale: int) -> Any:
     """Of a layer's attention, but for keys and values."""
-    told = {"query": places["packed"], "output": places["attended"]}
-    told |= {"scratch": places["scratch"], "query_head": shape.head_dim, "output_head": shape.head_dim}
-    told |= {"num_rows": 1, "group_size": shape.num_heads // shape.num_kv, "num_shares": 1}
-    told |= {"num_parts": shape.num_kv, "scale": scale}
-    return _table([told.get(name, 0) for name in ORDER])
+    fields = {"query": places["packed"], "output": places["attended"]}
+    fields |= {"scratch": places["scratch"], "query_head": shape.head_dim, "output_head": shape.head_dim}
+    fields |= {"num_rows": 1, "group_size": shape.num_heads // shape.num_kv, "num_shares": 1}
+    fields |= {"num_parts": shape.num_kv, "scale": scale}
+    return _table([fields.get(name, 0) for name in ORDER])
 
 
 def _sizes(shape: RowShape) -> dict[str, int]:

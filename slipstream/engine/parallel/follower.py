@@ -239,8 +239,8 @@ def main() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     log_all_output()
     configure_logs("target")
-    told = json.loads(sys.argv[1])
-    run_follower(lambda: RankOrder(**told | {"devices": tuple(told["devices"])}))
+    order = json.loads(sys.argv[1])
+    run_follower(lambda: RankOrder(**order | {"devices": tuple(order["devices"])}))
 
 
 if __name__ == "__main__":
