@@ -169,8 +169,8 @@ def test_an_answer_may_be_longer_than_a_prompt() -> None:
 
 
 def test_a_given_zero_is_not_a_default() -> None:
-    for name in ("top_p", "repetition_penalty"):
-        with pytest.raises(InvalidRequest, match=f"{name} must be above 0"):
+    for name, least in (("top_p", "above 0"), ("repetition_penalty", "between 0.001")):
+        with pytest.raises(InvalidRequest, match=f"{name} must be {least}"):
             plan_of(**{name: 0.0})
 
 
