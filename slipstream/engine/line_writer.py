@@ -52,8 +52,8 @@ class LineWriter:
         self._most_ahead = math.inf
         """Sessions whose tokens the model writes so together; of more it was seen to refuse."""
         self._prepared: set[int] = set()
-        self._has_written_ahead = False
         """Rows of which there was a pass."""
+        self._has_written_ahead = False
         self._told: set[tuple[str, type[Exception]]] = set()
         """Of what went wrong and a pass made up for; see `_tell_once`."""
         self._loop = asyncio.get_running_loop()
