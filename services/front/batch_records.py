@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from slipstream.services.front.api_errors import not_found
+from slipstream.services.front.batch_forms import CHAT
 from slipstream.services.front.file_store import owner_key, sync, sync_folder
 
 _BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
@@ -49,7 +50,7 @@ class HttpBatch:
     expires_s: int
     metadata: Mapping[str, str] = field(default_factory=dict)
     output_life_s: int | None = None
-    endpoint: str = "/v1/chat/completions"
+    endpoint: str = CHAT.url
     """Where its requests would go; records of earlier releases do not say it."""
     stage: Stage = Stage.VALIDATING
     errors: tuple[Mapping[str, Any], ...] = ()

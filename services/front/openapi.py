@@ -10,6 +10,7 @@ from slipstream.documents.surfaces import SURFACES
 from slipstream.option_specs import OptionSpec
 from slipstream.options import OPTIONS
 from slipstream.services.front.answer_format import IDLE_SWITCHES, OPTION_OF
+from slipstream.services.front.batch_forms import ENDPOINTS as BATCH_ENDPOINTS
 from slipstream.services.front.chat_messages import MAX_MESSAGES, ROLES
 from slipstream.services.front.chat_request import DOCUMENT_FIELDS, MAX_CHOICES, NEUTRAL, OWN_NAMES, SAMPLING, TOLERATED
 from slipstream.services.front.endpoints import Endpoint, Schema
@@ -87,7 +88,7 @@ NEW_BATCH = {
     "required": ["input_file_id", "endpoint", "completion_window"],
     "properties": {
         "input_file_id": _TEXT,
-        "endpoint": {"enum": ["/v1/chat/completions", "/v1/responses"]},
+        "endpoint": {"enum": [*BATCH_ENDPOINTS]},
         "completion_window": {"type": "string", "pattern": "^[1-9][0-9]{0,5}[smhd]$"},
         "metadata": {"type": ["object", "null"], "additionalProperties": {"type": "string", "maxLength": 512}},
         "output_expires_after": {"type": ["object", "null"]},
