@@ -1,4 +1,4 @@
-"""The nodes of a dynamic tree that the draft's model reads: which are next, and which rows of its cache they are."""
+"""A line that is a dynamic tree: which nodes the draft's model reads next, and which rows of its cache they are."""
 
 import heapq
 import math
@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from slipstream.engine.draft_session import Ahead, Chain, ChosenAhead, DraftLine, PassCosts
+from slipstream.engine.forward import DecodeState
 from slipstream.engine.segments import Window
 from slipstream.engine.written_tree import Ranked, WrittenTree
-from slipstream.speculation.protocol import ROOT, TokenTree
+from slipstream.sampling.sampler import DraftSampler
+from slipstream.session_messages import DraftTokens
+from slipstream.speculation.protocol import ROOT, JoinPoint, RestartLine, TokenTree, num_common
 from slipstream.speculation.trees.calibration import Calibration
-from slipstream.speculation.trees.growth import said_log
+from slipstream.speculation.trees.growth import Growth, said_log
 from slipstream.speculation.trees.rows import PassTime, num_draft_rows
 
 Candidates = Callable[[Tensor, Sequence[int], int], tuple[list[int], list[float]]]
@@ -194,3 +198,122 @@ class Branches:
             if hit is None:
                 return
             node = hit
+
+
+# -- lines ------------------------------------------------------------------------------------------------------------
+
+
+class MainPath(Chain):
+    """A tree of which only the likeliest path is read, as a chain is: what else was likely beside it is sent, too."""
+
+    def __init__(self, growth: Growth, start: JoinPoint, sampler: DraftSampler) -> None:
+        super().__init__(start, sampler)
+        self._growth = growth
+        self._tree = WrittenTree(start.epoch, growth)
+
+    @property
+    def width(self) -> int:
+        """As the tree's."""
+        return self._growth.width
+
+    def goes_on(self, write_until: int, costs: Callable[[], PassCosts]) -> bool:
+        """While the tree has room, too."""
+        return super().goes_on(write_until, costs) and self._tree.room > 0
+
+    def end_of_chain(self, num_known: int, write_until: int) -> tuple[int, int]:
+        """No longer than the tree has room."""
+        token, room = super().end_of_chain(num_known, write_until)
+        return token, min(room, self._tree.room)
+
+    def go_on(self, token_ids: Sequence[int], ahead: Ahead) -> None:
+        """With the candidates beside each."""
+        self._tree.go_on(token_ids, ahead.candidates, self.sampler.vocab_size)
+        super().go_on(token_ids, ahead)
+
+    def move(self, state: DecodeState, root: int) -> None:
+        """The nodes down to it are text already."""
+        self._tree.move_along(root)
+
+    def _num_foreseen(self, order: RestartLine) -> int:
+        return num_common(self.output[order.keep :], order.suffix)
+
+    @property
+    def has_unsent(self) -> bool:
+        """A node may be sent, too, that is no token of the path."""
+        return self._tree.has_unsent
+
+    def take(self, seconds: float) -> DraftTokens:
+        """Nodes and their chances."""
+        self._num_sent = len(self.output)
+        return self._tree.take(seconds)
+
+
+class BranchedLine(DraftLine):
+    """A tree that grows where its next nodes are likeliest to become text."""
+
+    def __init__(self, growth: Growth, calibration: Calibration, start: JoinPoint, sampler: DraftSampler) -> None:
+        """`calibration`: what this process has learnt of its candidates."""
+        super().__init__(start, sampler)
+        self._growth = growth
+        self._tree = WrittenTree(start.epoch, growth)
+        self._branches = Branches(self._tree, self.output, growth.width, calibration)
+
+    @property
+    def width(self) -> int:
+        """As the tree's."""
+        return self._growth.width
+
+    def goes_on(self, write_until: int, costs: Callable[[], PassCosts]) -> bool:
+        """Then it is known what the next pass reads."""
+        if self._branches.has_chosen:
+            return True
+        now = costs()
+        least_log = self._growth.least_log if now.is_thrifty else -math.inf
+        return self._branches.choose(now.pass_s, now.ahead_s, self._growth.rows, write_until, least_log)
+
+    def unseen(self, num_known: int) -> Window:
+        """The nodes that were chosen."""
+        return self._branches.window(num_known)
+
+    @property
+    def chance(self) -> float | None:
+        """Of the likeliest of them."""
+        return self._branches.chance
+
+    def read(self, rows: Tensor) -> None:
+        """Candidates hang behind each of them."""
+        self._branches.grow(rows, self.sampler.candidates)
+
+    def end_of_chain(self, num_known: int, write_until: int) -> tuple[int, int]:
+        """Where one node was chosen, and all above it are those that were read."""
+        return self._branches.end_of_chain(num_known, write_until)
+
+    def choosing(self) -> ChosenAhead:
+        """Behind that node."""
+        return ChosenAhead(self.sampler, self._branches.text_of_chain, self.width)
+
+    def go_on(self, token_ids: Sequence[int], ahead: Ahead) -> None:
+        """Nodes, of which all but the last are read."""
+        self._branches.go_on(token_ids, ahead.candidates, self.sampler.vocab_size)
+
+    def move(self, state: DecodeState, root: int) -> None:
+        """What is not below it leaves the cache."""
+        num_text = min(state.num_tokens, state.num_prompt_tokens + len(self.output))
+        state.keep_path(num_text, self._branches.move(root))
+
+    def _rows_foreseen(self, num_output: int, suffix: Sequence[int], num_behind: int) -> Sequence[int]:
+        return self._branches.rows_of(suffix) if len(self.output) == num_output else ()
+
+    @property
+    def num_unsent(self) -> int:
+        """Of the path from its root, some of which may be sent."""
+        return self._tree.main_length
+
+    @property
+    def has_unsent(self) -> bool:
+        """A node was added."""
+        return self._tree.has_unsent
+
+    def take(self, seconds: float) -> DraftTokens:
+        """Nodes and their chances."""
+        return self._tree.take(seconds)

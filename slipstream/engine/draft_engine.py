@@ -4,24 +4,29 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from slipstream.budget import Admission, MemoryUse
-from slipstream.engine.draft_session import DraftLine, DraftSession, checked_growth
+from slipstream.engine.branches import BranchedLine, MainPath
+from slipstream.engine.draft_session import Chain, DraftLine, DraftSession
 from slipstream.engine.line_writer import LineWriter
 from slipstream.engine.prefix_cache import ByteLru, frames_digest
 from slipstream.engine.session_work import SessionWork, encode_blocks, frames_bytes, plan_session
+from slipstream.engine.static_tree import StaticTreeLine
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import Prefill, VideoLM
-from slipstream.errors import ProtocolViolation, SlipstreamError
+from slipstream.errors import InvalidRequest, ProtocolViolation, SlipstreamError
 from slipstream.pruning import Guidance, VideoTokens, get_pruner, prune
 from slipstream.sampling.sampler import DraftSampler
 from slipstream.sampling.structure import Structures
 from slipstream.session_messages import DraftStart, DraftTokens
+from slipstream.speculation.lines import MAX_NODES
 from slipstream.speculation.methods import check_positions
 from slipstream.speculation.protocol import JoinPoint, LineAction
 from slipstream.speculation.trees.calibration import Calibration
+from slipstream.speculation.trees.growth import Growth
 
 HEADROOM_TOKENS = 512
 """Least room for a line behind the committed tokens: for trees beside short texts, and where the draft is not told how
@@ -76,7 +81,7 @@ class DraftEngine:
         one."""
         pruner = get_pruner(request.pruner)
         check_positions(request.positions)
-        growth = checked_growth(request)
+        growth = _checked_growth(request)
         pruner.num_kept(1, request.alpha)
         plan = await plan_session(self.model, request, num_frames, frame_size)
         if any(token >= self.model.info.vocab_size for token in join.committed):
@@ -84,7 +89,6 @@ class DraftEngine:
         num_video_tokens = pruner.num_kept(plan.num_video_tokens, request.alpha)
         num_tokens = plan.num_tokens - plan.num_video_tokens + num_video_tokens
         num_tokens += answer_room(request, len(join.committed))
-        line = DraftLine(join.epoch, join.write_until, join.first_chunk, list(join.committed))
         width = min(self.model.info.vocab_size, request.vocab_size or self.model.info.vocab_size)
         asked = request.sampling
         structure = await self._structures.opened(asked) if asked.is_structured else None
@@ -95,10 +99,18 @@ class DraftEngine:
         except SlipstreamError:
             work.free_frames()
             raise
-        learnt, num_sent = self._calibrations[request.sampling.greedy], len(join.committed)
-        session = DraftSession(request, plan, work, place, sampler, line, learnt, num_sent=num_sent, growth=growth)
-        session.plant()
-        return session
+        begin = partial(self._line, request, sampler, growth)
+        return DraftSession(request, plan, work, place, begin, begin(join))
+
+    def _line(self, request: DraftStart, sampler: DraftSampler, growth: Growth | None, start: JoinPoint) -> DraftLine:
+        """Of the kind that a request asks for."""
+        if request.tree:
+            return StaticTreeLine(start, sampler)
+        if growth is None:
+            return Chain(start, sampler)
+        if not growth.extends_branches:
+            return MainPath(growth, start, sampler)
+        return BranchedLine(growth, self._calibrations[request.sampling.greedy], start, sampler)
 
     async def admit(self, session: DraftSession) -> None:
         """Waits for room for the session's frames, which others soon give back. Raises `Overloaded`."""
@@ -203,3 +215,16 @@ def answer_room(request: DraftStart, num_known: int) -> int:
     """Tokens of the answer that the cache has room for, of which so many are there; counted when a session is
     admitted."""
     return max(num_known + HEADROOM_TOKENS, request.max_new_tokens)
+
+
+def _checked_growth(request: DraftStart) -> Growth | None:
+    """How the line of a request branches; None where it is no dynamic tree. Raises `InvalidRequest` for one that no
+    gateway asks for."""
+    if not request.width:
+        return None
+    growth = Growth(request.width, max(request.max_rows, 1), least_chance=request.least_chance)
+    if request.tree or growth.nodes_per_pass > MAX_NODES:
+        raise InvalidRequest(f"a dynamic tree is no static one, and a pass adds at most {MAX_NODES} nodes to it")
+    if not 0.0 <= growth.least_chance <= 1.0:  # so NaN is
+        raise InvalidRequest(f"no node has a chance of {growth.least_chance:g}; least_chance is from 0 to 1")
+    return growth

@@ -1,6 +1,7 @@
-"""One caption at the draft: what was asked, its line or its trees, what is chosen of it, and what is sent."""
+"""One caption at the draft: what was asked, and the line that it writes: a chain unless a tree was asked for."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,105 +10,16 @@ import torch
 from torch import Tensor
 
 from slipstream.budget import Reservation
-from slipstream.engine.branches import Branches
+from slipstream.engine.forward import DecodeState
 from slipstream.engine.segments import Window
 from slipstream.engine.session_work import SessionWork
 from slipstream.engine.video_lm import PromptPlan
-from slipstream.engine.written_tree import Ranked, WrittenTree
-from slipstream.errors import InvalidRequest
+from slipstream.engine.written_tree import Ranked
 from slipstream.sampling.params import Proposal
 from slipstream.sampling.sampler import DraftSampler
 from slipstream.session_messages import DraftStart, DraftTokens
-from slipstream.speculation.lines import MAX_NODES
-from slipstream.speculation.protocol import ROOT, LineAction, RestartLine, TokenTree, num_common
-from slipstream.speculation.trees.calibration import Calibration
-from slipstream.speculation.trees.growth import Growth
-
-# -- trees ------------------------------------------------------------------------------------------------------------
-
-STATIC_TREE: tuple[tuple[int, ...], ...] = (
-    *((0,), (1,), (2,), (3,)),
-    *((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)),
-    *((0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1), (1, 0, 0)),
-    *((0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2)),
-    *((0, 0, 0, 0, 0), (0, 0, 0, 0, 1)),
-)
-"""Nodes as paths of ranks: (1, 0) is the best token behind the second best one. Level by level, parents first."""
-_PLACES = {path: node for node, path in enumerate(STATIC_TREE)}
-PARENTS = tuple(_PLACES.get(path[:-1], ROOT) for path in STATIC_TREE)
-WIDTHS = {parent: PARENTS.count(parent) for parent in set(PARENTS)}
-"""Candidates behind each node that has any; behind -1, the roots."""
-
-RankTokens = Callable[[Tensor, Sequence[int], int], list[int]]
-"""Logits [vocab], the text before, how many: the best tokens, best first."""
-
-
-@dataclass
-class StaticTree:
-    """One tree being written behind `text`: it takes the logits of the text's last row, then those of each `fed`."""
-
-    text: Sequence[int]
-    depth: int
-    """Levels that it may have."""
-    token_ids: dict[int, int] = field(default_factory=dict)
-    """By node of the static tree; nodes come in ascending order."""
-    fed: TokenTree | None = None
-    """The nodes that the model takes in: those with candidates behind them. Its new ones are the next window."""
-    is_complete: bool = False
-    started_s: float = 0.0
-    _level: int = 0
-    _fed_nodes: list[int] = field(default_factory=list)
-
-    @property
-    def num_levels(self) -> int:
-        """Levels so far, each of which took a pass."""
-        return self._level
-
-    def grow(self, rows: Tensor, rank: RankTokens) -> None:
-        """Takes the logits [n, vocab] behind the nodes of the last window: the candidates of the next level. Then there
-        is either another window, or the tree is complete."""
-        num_new = 1 if self.fed is None else len(self.fed) - self.fed.num_cached
-        parents = [ROOT] if self.fed is None else self._fed_nodes[-num_new:]
-        for parent, logits in zip(parents, rows, strict=True):
-            best = rank(logits, [*self.text, *self._path(parent)], WIDTHS[parent])
-            children = [node for node in range(len(STATIC_TREE)) if PARENTS[node] == parent]
-            self.token_ids.update(zip(children, best, strict=False))
-        self._level += 1
-        new = [node for node in self.token_ids if len(STATIC_TREE[node]) == self._level and node in WIDTHS]
-        self.is_complete = not new or self._level >= self.depth
-        if not self.is_complete:
-            self._feed(new)
-
-    def _feed(self, new: list[int]) -> None:
-        self._fed_nodes += new
-        places = {ROOT: ROOT} | {node: place for place, node in enumerate(self._fed_nodes)}
-        tokens, parents = [self.token_ids[node] for node in new], [places[PARENTS[node]] for node in new]
-        self.fed = TokenTree(tuple(tokens), tuple(parents)) if self.fed is None else self.fed.grown(tokens, parents)
-
-    @property
-    def tree(self) -> TokenTree:
-        """All candidates."""
-        nodes = sorted(self.token_ids)
-        places = {ROOT: ROOT} | {node: place for place, node in enumerate(nodes)}
-        return TokenTree(tuple(self.token_ids[n] for n in nodes), tuple(places[PARENTS[n]] for n in nodes))
-
-    def cached_path(self, suffix: Sequence[int], num_cached: int) -> tuple[int, ...]:
-        """Of the `num_cached` rows that the model's cache holds behind the text, those of the beginning of `suffix`, of
-        which the last token is never one: the next tree begins with what the model says behind it."""
-        path: list[int] = []
-        node: int | None = ROOT
-        for token in suffix[:-1]:
-            node = self.fed.child(node, token) if self.fed is not None and node is not None else None
-            if node is None or node >= num_cached:
-                break
-            path.append(node)
-        return tuple(path)
-
-    def _path(self, node: int) -> list[int]:
-        if node == ROOT:
-            return []
-        return [self.token_ids[_PLACES[STATIC_TREE[node][:length]]] for length in range(1, len(STATIC_TREE[node]) + 1)]
-
+from slipstream.speculation.protocol import JoinPoint, LineAction, RestartLine
+from slipstream.speculation.trees.rows import PassTime
 
 # -- tokens that the model writes by itself ---------------------------------------------------------------------------
 
@@ -175,29 +87,160 @@ class ChosenAhead:
         return [Ahead(self._candidates, self._proposals)]
 
 
-# -- session ----------------------------------------------------------------------------------------------------------
+# -- lines ------------------------------------------------------------------------------------------------------------
 
-# One caption at the draft: what was asked, its line, and what is sent of it.
+# What a caption writes between two restarts. Each kind knows what is read next, what is kept and what is sent of it.
 
 
-@dataclass
-class DraftLine:
-    """Where the draft writes. `output` holds committed tokens and, after them, what it wrote itself."""
+@dataclass(frozen=True, slots=True)
+class PassCosts:
+    """What the model's next pass costs, as things are."""
 
-    epoch: int
-    write_until: int
-    first_chunk: int
-    output: list[int]
-    begins: int = field(init=False)
-    """Tokens that were there before it."""
+    pass_s: PassTime
+    """Seconds, by the nodes that it reads."""
+    ahead_s: float
+    """Seconds of a token that is written on from the end of a chain; infinite where none can be."""
+    is_thrifty: bool
+    """What hardly becomes text would keep other captions waiting."""
 
-    def __post_init__(self) -> None:
-        self.begins = len(self.output)
+
+class DraftLine(ABC):
+    """Where the draft writes. `output` holds committed tokens and, behind them, what it wrote itself and reads as
+    text."""
+
+    def __init__(self, start: JoinPoint, sampler: DraftSampler) -> None:
+        self.epoch = start.epoch
+        self.write_until = start.write_until
+        self.first_chunk = start.first_chunk
+        self.output = [*start.committed]
+        self.sampler = sampler
+        self._begins = len(self.output)
 
     @property
     def may_write(self) -> bool:
         """The caption takes drafts; where its gate is closed, the line may not grow."""
-        return self.write_until > self.begins
+        return self.write_until > self._begins
+
+    # what is read
+
+    @abstractmethod
+    def goes_on(self, write_until: int, costs: Callable[[], PassCosts]) -> bool:
+        """Whether there is something to read, with room for what follows before `write_until`."""
+
+    def unseen(self, num_known: int) -> Window:
+        """What the next pass takes in behind `num_known` output tokens in the cache; nothing where the prompt's own
+        logits come next."""
+        return self.output[num_known:]
+
+    @property
+    def chance(self) -> float | None:
+        """That what is read next becomes text; None where that is not known."""
+        return None
+
+    @abstractmethod
+    def read(self, rows: Tensor) -> None:
+        """The pass has taken that in: the logits [n, vocab] behind its nodes, or behind its last token. Raises as the
+        sampler."""
+
+    def end_of_chain(self, num_known: int, write_until: int) -> tuple[int, int]:
+        """The token that the line ends with, and how many the model may write behind it before anybody looks at their
+        logits. None may, where it is no single token that is read next."""
+        return 0, 0
+
+    @property
+    def width(self) -> int:
+        """Candidates that are kept of each place; 0: the chosen token alone."""
+        return 0
+
+    def choosing(self) -> ChosenAhead:
+        """Chooses the tokens that go on behind that end."""
+        return ChosenAhead(self.sampler, [*self.output], self.width)
+
+    def go_on(self, token_ids: Sequence[int], ahead: Ahead) -> None:
+        """They follow it. Only lines that have such an end are told."""
+        raise NotImplementedError
+
+    # what is kept
+
+    def move(self, state: DecodeState, root: int) -> None:
+        """The text goes on down to node `root` of a dynamic tree; of other lines nothing is to be kept or dropped."""
+        return
+
+    def keep_rows(self, state: DecodeState, order: RestartLine) -> None:
+        """Leaves of the model's cache what the next line begins with: this one may have foreseen what that is told."""
+        most = max(order.keep + len(order.suffix) - 1, 0)  # what follows the last token is still to be said
+        num_output = min(order.keep + self._num_foreseen(order), most)
+        num_kept = min(state.num_tokens, state.num_prompt_tokens + num_output)
+        state.keep_path(num_kept, self._rows_foreseen(num_output, order.suffix, state.num_tokens - num_kept))
+
+    def _num_foreseen(self, order: RestartLine) -> int:
+        """Tokens of the order's suffix that the line's own output has in their places."""
+        return 0
+
+    def _rows_foreseen(self, num_output: int, suffix: Sequence[int], num_behind: int) -> Sequence[int]:
+        """Of the `num_behind` rows that the cache holds behind `num_output` tokens, those of the beginning of `suffix`,
+        ascending. Its last token is never among them."""
+        return ()
+
+    # what is sent
+
+    @property
+    @abstractmethod
+    def num_unsent(self) -> int:
+        """Tokens that are not sent yet, of a tree those of its likeliest path."""
+
+    @property
+    def has_unsent(self) -> bool:
+        """There is something to send."""
+        return self.num_unsent > 0
+
+    @abstractmethod
+    def take(self, seconds: float) -> DraftTokens:
+        """What is not sent yet, for the wire. `seconds`: since the first pass for it began."""
+
+
+class Chain(DraftLine):
+    """One token behind the other."""
+
+    def __init__(self, start: JoinPoint, sampler: DraftSampler) -> None:
+        super().__init__(start, sampler)
+        self._num_sent = len(self.output)
+        self._proposals: list[Proposal] = []
+        """Of the tokens that are not sent yet, where the sampling rule needs them."""
+
+    def goes_on(self, write_until: int, costs: Callable[[], PassCosts]) -> bool:
+        """It is as long as it may be, or goes on."""
+        return len(self.output) < write_until
+
+    def read(self, rows: Tensor) -> None:
+        """One token follows."""
+        choosing = self.choosing()
+        token = choosing.note(rows[-1:])
+        self.go_on([token], *choosing.read())
+
+    def end_of_chain(self, num_known: int, write_until: int) -> tuple[int, int]:
+        """Its last token, where all others are in the cache."""
+        return (self.output[-1], write_until - len(self.output)) if len(self.output) - num_known == 1 else (0, 0)
+
+    def go_on(self, token_ids: Sequence[int], ahead: Ahead) -> None:
+        """Its own tokens are read as text."""
+        self.output += token_ids
+        self._proposals += ahead.proposals
+
+    @property
+    def num_unsent(self) -> int:
+        """All that was written since it was asked last."""
+        return len(self.output) - self._num_sent
+
+    def take(self, seconds: float) -> DraftTokens:
+        """With what the sampling rule must know of each."""
+        token_ids, first = tuple(self.output[self._num_sent :]), self._num_sent
+        proposals, self._proposals = tuple(self._proposals), []
+        self._num_sent = len(self.output)
+        return DraftTokens(self.epoch, first, token_ids, seconds / len(token_ids), proposals)
+
+
+# -- session ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -208,105 +251,27 @@ class DraftSession:
     plan: PromptPlan
     work: SessionWork
     place: Reservation
-    sampler: DraftSampler
+    begin: Callable[[JoinPoint], DraftLine]
+    """A line of the kind that was asked for."""
     line: DraftLine
-    calibration: Calibration
-    """What this process has learnt of its candidates."""
     orders: deque[LineAction] = field(default_factory=deque)
     """What the thread has not carried out. All is, in order: each restart builds on the one before."""
     chunks: asyncio.Queue[DraftTokens | Exception | None] = field(default_factory=asyncio.Queue)
     """What was written; None, or what went wrong, at the end."""
     prompt_logits: torch.Tensor | None = None
     """[vocab], after the prefill."""
-    num_sent: int = 0
-    """Tokens of the line's output that are in a chunk already, or were committed before the line."""
-    proposals: list[Proposal] = field(default_factory=list)
-    """Of the tokens that are not sent yet, where the sampling rule needs them."""
     chunk_started_s: float = 0.0
     """When the first pass of the chunk began that is being written."""
-    static_tree: StaticTree | None = None
-    """The line's tree, where trees are asked for; None until there is room for one."""
-    growth: Growth | None = None
-    """How the line branches, where dynamic trees are asked for."""
-    dynamic_tree: WrittenTree | None = None
-    """The line's dynamic tree."""
-    branches: Branches | None = None
-    """Which of its nodes are read, where that is not its main path alone."""
-
-    def plant(self) -> None:
-        """The line begins behind its output."""
-        if self.growth is None:
-            return
-        self.dynamic_tree = WrittenTree(self.line.epoch, self.growth)
-        if self.growth.extends_branches:
-            self.branches = Branches(self.dynamic_tree, self.line.output, self.growth.width, self.calibration)
-
-    def keep_rows(self, old: Sequence[int], order: RestartLine) -> None:
-        """Of the model's cache what a new line begins with: the `old` output may have foreseen what it is told."""
-        state, branches, keep = self.work.state, self.branches, order.keep
-        static_tree, self.static_tree = self.static_tree, None
-        if self.dynamic_tree is not None and branches is None:
-            keep += num_common(old[keep:], order.suffix)
-        keep = min(keep, max(order.keep + len(order.suffix) - 1, 0))  # what follows the last token is still to be said
-        num_kept = min(state.num_tokens, state.num_prompt_tokens + keep)
-        if branches is not None and len(old) == keep:
-            state.keep_path(num_kept, branches.rows_of(order.suffix))
-        elif static_tree is None or len(static_tree.text) != keep:
-            state.rollback(num_kept)
-        else:
-            state.keep_path(num_kept, static_tree.cached_path(order.suffix, state.num_tokens - num_kept))
 
     @property
-    def num_unsent(self) -> int:
-        """Tokens of the line, or of the tree's main path, that are not sent yet."""
-        if self.branches is not None:
-            return self.branches.tree.main_length
-        return len(self.line.output) - self.num_sent
-
-    def choosing(self) -> ChosenAhead:
-        """Chooses the tokens that go on behind the line's end, or behind that of a tree's chain."""
-        text = [*self.line.output] if self.branches is None else self.branches.text_of_chain
-        return ChosenAhead(self.sampler, text, self.growth.width if self.growth is not None else 0)
-
-    @property
-    def unseen(self) -> Window:
-        """What the model has not taken in of the line, or of its tree; nothing where the prompt's own logits come
-        next."""
-        num_known = self.work.state.num_tokens - self.work.state.num_prompt_tokens
-        if self.branches is not None:
-            return self.branches.window(num_known)
-        if self.static_tree is not None and self.static_tree.fed is not None:
-            return self.static_tree.fed
-        return self.line.output[num_known:]
-
-    @property
-    def chance(self) -> float:
-        """That what is read next becomes text; 1 where that is not known."""
-        return self.branches.chance if self.branches is not None else 1.0
-
-    @property
-    def has_unsent(self) -> bool:
-        """There is something to send."""
-        return self.dynamic_tree.has_unsent if self.dynamic_tree is not None else self.num_unsent > 0
+    def num_known(self) -> int:
+        """Output tokens, and nodes behind them, that the model's cache holds."""
+        return self.work.state.num_tokens - self.work.state.num_prompt_tokens
 
 
-def checked_growth(request: DraftStart) -> Growth | None:
-    """How the line of a request branches; None where it is no dynamic tree. Raises `InvalidRequest` for one that no
-    gateway asks for."""
-    if not request.width:
-        return None
-    growth = Growth(request.width, max(request.max_rows, 1), least_chance=request.least_chance)
-    if request.tree or growth.nodes_per_pass > MAX_NODES:
-        raise InvalidRequest(f"a dynamic tree is no static one, and a pass adds at most {MAX_NODES} nodes to it")
-    if not 0.0 <= growth.least_chance <= 1.0:  # so NaN is
-        raise InvalidRequest(f"no node has a chance of {growth.least_chance:g}; least_chance is from 0 to 1")
-    return growth
-
-
-def ahead_of(sessions: Sequence[DraftSession]) -> LargestAhead | ChosenAhead:
+def ahead_of(lines: Sequence[DraftLine]) -> LargestAhead | ChosenAhead:
     """What is noted, or chosen, of the tokens of these while the model writes on by itself: of several, the largest."""
-    if not all(session.sampler.takes_largest for session in sessions):
-        (session,) = sessions
-        return session.choosing()
-    width = max((session.growth.width for session in sessions if session.growth is not None), default=0)
-    return LargestAhead(len(sessions), width)
+    if not all(line.sampler.takes_largest for line in lines):
+        (line,) = lines
+        return line.choosing()
+    return LargestAhead(len(lines), max(line.width for line in lines))

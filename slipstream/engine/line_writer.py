@@ -11,16 +11,15 @@ from itertools import takewhile
 import torch
 
 from slipstream.engine.batcher import step_each
-from slipstream.engine.draft_session import Ahead, DraftLine, DraftSession, StaticTree, ahead_of
+from slipstream.engine.draft_session import Ahead, DraftSession, PassCosts, ahead_of
 from slipstream.engine.forward import Begun, DecodeState
 from slipstream.engine.segments import Window
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM
 from slipstream.errors import ProtocolViolation, SlipstreamError
 from slipstream.logs import get_logger
-from slipstream.session_messages import DraftTokens
 from slipstream.speculation.pacing import PassMean, WindowCosts
-from slipstream.speculation.protocol import MoveLine, RestartLine, TokenTree
+from slipstream.speculation.protocol import JoinPoint, MoveLine, RestartLine, TokenTree
 from slipstream.speculation.trees.rows import share_s
 
 FLUSH_S = 0.005
@@ -91,8 +90,9 @@ class LineWriter:
             return sessions
         first = sessions[0]
         self._writing[first] = self._writing.pop(first)
-        trees = [session for session in sessions if session.branches is not None]
-        return [first if first.branches is None else max(trees, key=lambda session: session.chance)]
+        if first.line.chance is None:
+            return [first]
+        return [max(sessions, key=lambda session: session.line.chance or 0.0)]
 
     @property
     def _take_turns(self) -> bool:
@@ -124,35 +124,25 @@ class LineWriter:
         try:
             while session.orders:
                 self._carry_out(session)
-            line = session.line
-            if session.has_unsent:
+            if session.line.has_unsent:
                 self._send_in_time(session)  # others may have had their turns
-            if not session.has_unsent:
+            if not session.line.has_unsent:
                 session.chunk_started_s = time.perf_counter()
-            if session.request.tree:
-                return self._may_grow(session)
-            if self._may_go_on(session, min(line.write_until, self._room(session))):
+            if session.line.goes_on(self._end(session), partial(self._costs, session)):
                 return True
             self._send(session)
         except Exception as error:
             self._fail(session, error)
         return False
 
-    def _may_go_on(self, session: DraftSession, write_until: int) -> bool:
-        """Whether a chain or a dynamic tree has room; of what branches it is then known what the next pass reads."""
-        if session.branches is not None:
-            assert session.growth is not None, "what branches knows how"
-            if session.branches.has_chosen:
-                return True
-            num_sharing = 1 if self._take_turns else max(len(self._writing), 1)
-            pass_s = partial(share_s, self._row_costs.line(), num_sharing)
-            most_drawn = min(self._most_ahead, self._model.most_nodes, 1)
-            most_ahead = self._most_ahead if session.sampler.takes_largest else most_drawn
-            ahead_s = min(self._ahead_s.value / num_sharing, pass_s(1)) if num_sharing <= most_ahead else math.inf
-            least_log = session.growth.least_log if self._is_thrifty else -math.inf
-            return session.branches.choose(pass_s, ahead_s, session.growth.rows, write_until, least_log)
-        has_room = session.dynamic_tree is None or session.dynamic_tree.room > 0
-        return len(session.line.output) < write_until and has_room
+    def _costs(self, session: DraftSession) -> PassCosts:
+        """Of the session's next pass, alone or with all others that write."""
+        num_sharing = 1 if self._take_turns else max(len(self._writing), 1)
+        pass_s = partial(share_s, self._row_costs.line(), num_sharing)
+        most_drawn = min(self._most_ahead, self._model.most_nodes, 1)
+        most_ahead = self._most_ahead if session.line.sampler.takes_largest else most_drawn
+        ahead_s = min(self._ahead_s.value / num_sharing, pass_s(1)) if num_sharing <= most_ahead else math.inf
+        return PassCosts(pass_s, ahead_s, self._is_thrifty)
 
     def _carry_out(self, session: DraftSession) -> None:
         order, line = session.orders.popleft(), session.line
@@ -161,15 +151,7 @@ class LineWriter:
         elif order.epoch == line.epoch:
             line.write_until = order.write_until
             if isinstance(order, MoveLine):
-                self._move(session, order.root)
-
-    def _move(self, session: DraftSession, root: int) -> None:
-        if session.branches is not None:
-            state = session.work.state
-            num_text = min(state.num_tokens, state.num_prompt_tokens + len(session.line.output))
-            state.keep_path(num_text, session.branches.move(root))
-        elif session.dynamic_tree is not None:
-            session.dynamic_tree.move_along(root)
+                line.move(session.work.state, order.root)
 
     def _restart(self, session: DraftSession, order: RestartLine) -> None:
         line = session.line
@@ -177,34 +159,21 @@ class LineWriter:
             raise ProtocolViolation(f"a restart keeps {order.keep} tokens, but the line has {len(line.output)}")
         if any(token >= self._model.info.vocab_size for token in order.suffix):
             raise ProtocolViolation("a restart has a token outside the vocabulary")
-        output = [*line.output[: order.keep], *order.suffix]
-        session.line = DraftLine(order.epoch, order.write_until, order.first_chunk, output)
-        session.num_sent = len(output)
-        session.proposals.clear()
-        session.keep_rows(line.output, order)
-        session.plant()
+        text = (*line.output[: order.keep], *order.suffix)
+        line.keep_rows(session.work.state, order)
+        session.line = session.begin(JoinPoint(order.epoch, text, order.write_until, order.first_chunk))
 
-    def _room(self, session: DraftSession) -> int:
-        """Output tokens that the context allows; the last one is written and never read."""
-        state = session.work.state
-        num_read = state.num_tokens - state.num_prompt_tokens
-        return self._model.info.max_context - (state.next_position - num_read) + 1
-
-    def _may_grow(self, session: DraftSession) -> bool:
-        """A line is one tree, and ends when it is complete."""
-        line = session.line
-        if session.static_tree is None:
-            depth = min(line.write_until, self._room(session)) - len(line.output)
-            if depth <= 0:
-                return False
-            session.static_tree = StaticTree(tuple(line.output), depth, started_s=time.perf_counter())
-        return not session.static_tree.is_complete
+    def _end(self, session: DraftSession) -> int:
+        """Output tokens that the line may come to: as it was told, and as the context allows. The last one is written
+        and never read."""
+        room = self._model.info.max_context - (session.work.state.next_position - session.num_known) + 1
+        return min(session.line.write_until, room)
 
     def _pass(self, sessions: Sequence[DraftSession]) -> None:
         """The next token of every session, or the next few where that takes no wait between them."""
-        by_itself = all(session.sampler.takes_largest for session in sessions)
+        by_itself = all(session.line.sampler.takes_largest for session in sessions)
         by_itself = by_itself or (len(sessions) == 1 and self._model.most_nodes > 0)
-        ends = [self._end_of_line(session) for session in sessions] if by_itself else []
+        ends = [s.line.end_of_chain(s.num_known, self._end(s)) for s in sessions] if by_itself else []
         num_tokens = min((room for _, room in ends), default=0)
         batch = [(s.work.state, token) for s, (token, _) in zip(sessions, ends, strict=True)] if num_tokens else []
         if not batch or not self._write_ahead(sessions, batch, num_tokens):
@@ -212,7 +181,7 @@ class LineWriter:
 
     def _write_ahead(self, sessions: Sequence[DraftSession], batch: Begun, num_tokens: int) -> bool:
         """The model writes at most so many tokens of each by itself. False, and nothing has happened: it does not."""
-        ahead, started = ahead_of(sessions), time.perf_counter()
+        ahead, started = ahead_of([session.line for session in sessions]), time.perf_counter()
         try:
             written = self._model.write_ahead(batch, num_tokens, ahead.note)
         except Exception as error:  # a step of one token finds out whose fault it is
@@ -221,25 +190,11 @@ class LineWriter:
         if written is None:
             self._most_ahead = min(self._most_ahead, len(sessions) - 1)
             return False
-        if all(session.branches is not None for session in sessions):
+        if all(session.line.chance is not None for session in sessions):
             self._learn_ahead((time.perf_counter() - started) / len(written[0]))
         for session, token_ids, of_session in zip(sessions, written, ahead.read(), strict=True):
             self._take(session, token_ids, of_session)
         return True
-
-    def _end_of_line(self, session: DraftSession) -> tuple[int, int]:
-        """The token that a session goes on behind, and how many may follow without a look at their logits."""
-        line, state = session.line, session.work.state
-        write_until = min(line.write_until, self._room(session))
-        num_known = state.num_tokens - state.num_prompt_tokens
-        if session.static_tree is not None:
-            return 0, 0
-        if session.branches is not None:
-            return session.branches.end_of_chain(num_known, write_until)
-        if len(line.output) - num_known != 1:
-            return 0, 0
-        room = write_until - len(line.output)
-        return line.output[-1], room if session.dynamic_tree is None else min(room, session.dynamic_tree.room)
 
     def _take(self, session: DraftSession, written: Sequence[int], ahead: Ahead) -> None:
         """Takes the tokens that the model has written ahead, up to the first that nobody could have chosen."""
@@ -249,21 +204,19 @@ class LineWriter:
             self._fail(session, error)
 
     def _taken(self, session: DraftSession, written: Sequence[int], ahead: Ahead) -> None:
-        taken = [*takewhile(lambda token: 0 <= token < session.sampler.vocab_size, written)]
-        state = session.work.state
+        state, vocab_size = session.work.state, session.line.sampler.vocab_size
+        taken = [*takewhile(lambda token: 0 <= token < vocab_size, written)]
         state.rollback(state.num_tokens - len(written) + len(taken))
         if not taken:
             self._step([session])
-        elif session.branches is not None:
-            session.branches.go_on(taken, ahead.candidates, session.sampler.vocab_size)
-            self._send_in_time(session)
-        else:
-            self._go_on(session, taken, ahead)
+            return
+        session.line.go_on(taken, ahead)
+        self._send_in_time(session)
 
     def _step(self, sessions: Sequence[DraftSession]) -> None:
         """The next token of every session; the first of a caption comes from the prefill's logits. Who joins a long
         text takes it in piece by piece before: the logits of one pass over all of it would take a gigabyte."""
-        batch = [(session, session.work.state, *_piece(session.unseen)) for session in sessions]
+        batch = [(session, session.work.state, *_piece(session.line.unseen(session.num_known))) for session in sessions]
         stepping = [(state, window) for _, state, window, _ in batch if window]
         started = time.perf_counter()
         outcomes = iter(self._outcomes(stepping))
@@ -274,11 +227,17 @@ class LineWriter:
             outcome = next(outcomes) if window else session.prompt_logits
             if not isinstance(outcome, torch.Tensor):
                 self._fail(session, outcome)
-            elif is_all and (session.static_tree is not None or session.branches is not None):
-                rows = outcome if isinstance(window, TokenTree) else outcome.view(-1, outcome.shape[-1])[-1:]
-                self._grow(session, rows)
             elif is_all:
-                self._choose(session, outcome[-1] if window else outcome)
+                rows = outcome if isinstance(window, TokenTree) else outcome.view(-1, outcome.shape[-1])[-1:]
+                self._read(session, rows)
+
+    def _read(self, session: DraftSession, rows: torch.Tensor) -> None:
+        """The logits [n, vocab] behind what the line's pass took in."""
+        try:
+            session.line.read(rows)
+            self._send_in_time(session)
+        except Exception as error:
+            self._fail(session, error)
 
     def _outcomes(self, stepping: Sequence[tuple[DecodeState, Window]]) -> Sequence[torch.Tensor | Exception]:
         """The logits behind what each of these reads."""
@@ -314,57 +273,17 @@ class LineWriter:
             self._ahead_s.observe(seconds)
         self._has_written_ahead = True
 
-    def _grow(self, session: DraftSession, rows: torch.Tensor) -> None:
-        static_tree, sampler = session.static_tree, session.sampler
-        try:
-            if session.branches is not None:
-                session.branches.grow(rows, sampler.candidates)
-                self._send_in_time(session)
-            elif static_tree is not None:
-                static_tree.grow(rows, sampler.rank)
-        except Exception as error:
-            self._fail(session, error)
-            return
-        if static_tree is not None and static_tree.is_complete:
-            tree, pass_s = static_tree.tree, (time.perf_counter() - static_tree.started_s) / static_tree.num_levels
-            chunk = DraftTokens(session.line.epoch, len(static_tree.text), tree.token_ids, pass_s, parents=tree.parents)
-            self._loop.call_soon_threadsafe(session.chunks.put_nowait, chunk)
-
-    def _choose(self, session: DraftSession, logits: torch.Tensor) -> None:
-        choosing = session.choosing()
-        try:
-            token = choosing.note(logits[None])
-        except Exception as error:
-            self._fail(session, error)
-        else:
-            self._go_on(session, [token], *choosing.read())
-
-    def _go_on(self, session: DraftSession, token_ids: Sequence[int], ahead: Ahead) -> None:
-        """These follow a line that is read along its main path alone."""
-        if session.dynamic_tree is not None:
-            session.dynamic_tree.go_on(token_ids, ahead.candidates, session.sampler.vocab_size)
-        session.line.output += token_ids
-        session.proposals += ahead.proposals
-        self._send_in_time(session)
-
     def _send_in_time(self, session: DraftSession) -> None:
-        is_first = 0 < session.line.first_chunk <= session.num_unsent
+        is_first = 0 < session.line.first_chunk <= session.line.num_unsent
         if is_first or time.perf_counter() - session.chunk_started_s > FLUSH_S:
             self._send(session)
 
     def _send(self, session: DraftSession) -> None:
-        if not session.has_unsent:
-            return
-        line, token_ids = session.line, session.line.output[session.num_sent :]
-        seconds = time.perf_counter() - session.chunk_started_s
-        if session.dynamic_tree is not None:
-            chunk = session.dynamic_tree.take(seconds)
-        else:
-            pass_s = seconds / len(token_ids)
-            chunk = DraftTokens(line.epoch, session.num_sent, tuple(token_ids), pass_s, tuple(session.proposals))
-        session.proposals.clear()
-        session.num_sent, line.first_chunk = len(line.output), 0
-        self._loop.call_soon_threadsafe(session.chunks.put_nowait, chunk)
+        line = session.line
+        if line.has_unsent:
+            chunk = line.take(time.perf_counter() - session.chunk_started_s)
+            line.first_chunk = 0
+            self._loop.call_soon_threadsafe(session.chunks.put_nowait, chunk)
 
     def _fail(self, session: DraftSession, error: Exception | None) -> None:
         """The session's writing ends here; the others' goes on."""

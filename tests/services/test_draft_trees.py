@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from slipstream.engine.draft_session import PARENTS, STATIC_TREE, WIDTHS, StaticTree
+from slipstream.engine.static_tree import PARENTS, STATIC_TREE, WIDTHS, StaticTree
 from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.sampler import DraftSampler
 

@@ -221,11 +221,11 @@ async def test_of_sessions_in_turns_the_one_that_knows_the_likeliest_node_writes
     run_pass = LineWriter._pass
 
     def spy(writer: LineWriter, sessions: list[DraftSession]) -> None:
-        known = [session.branches.chance for session in writer._writing if session.branches is not None]
-        if len(sessions) == 1 and len(known) > 1 and sessions[0].branches is not None:
-            chosen.append((sessions[0].branches.chance, max(known)))
+        known = [session.line.chance for session in writer._writing if session.line.chance is not None]
+        if len(sessions) == 1 and len(known) > 1 and (chance := sessions[0].line.chance) is not None:
+            chosen.append((chance, max(known)))
         if len(sessions) == 1 and len(writer._writing) == 3:
-            turns.append(sessions[0].branches is None)
+            turns.append(sessions[0].line.chance is None)
         run_pass(writer, sessions)
 
     monkeypatch.setattr(LineWriter, "_pass", spy)

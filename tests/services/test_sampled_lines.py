@@ -156,14 +156,14 @@ async def test_sessions_that_draw_beside_others_write_what_they_write_alone(mode
 async def test_a_sampler_that_fails_ends_its_own_line_only(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(model) as engine:
         bad, good = [await started(engine, some_frames(), sampling=SAMPLINGS["drawn"]) for _ in range(2)]
-        choose = bad.sampler.choose
+        choose = bad.line.sampler.choose
 
         def fails(logits: Any, output: Any) -> Any:
             if len(output) == 5:
                 raise SlipstreamError("no number")
             return choose(logits, output)
 
-        monkeypatch.setattr(bad.sampler, "choose", fails)
+        monkeypatch.setattr(bad.line.sampler, "choose", fails)
         with pytest.raises(SlipstreamError, match="no number"):
             await line(engine, bad, NUM_TOKENS)
         assert bad.line.output == (await line(engine, good, NUM_TOKENS))[:5]
