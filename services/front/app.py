@@ -31,6 +31,8 @@ from slipstream.services.front.front import Front
 
 GONE = 499
 """What is logged and counted where the client went before its answer was whole."""
+API_KEY = "x-api-key"
+"""Where Anthropic's clients say their token."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,100}")
 
 
@@ -57,6 +59,7 @@ class Api:
         try:
             endpoint, call.params = self._find(scope)
             name = endpoint.path
+            call.tell_error = endpoint.tell_error or call.tell_error
             await self._serve(call, endpoint)
             status = call.status
         except ClientGone:
@@ -121,10 +124,12 @@ class Api:
         """Where tokens are asked for, they say who calls; the gateways ask again."""
         if self.front.tokens is None:
             return
-        token = bearer_token(call.header(AUTHORIZATION_KEY))
+        token = bearer_token(call.header(AUTHORIZATION_KEY)) or call.header(API_KEY)
         owner = self.front.tokens.owner(token) if token else None
         if owner is None:
-            raise Unauthenticated("this server needs a token that it knows; send `authorization: Bearer TOKEN`")
+            raise Unauthenticated(
+                "this server needs a token that it knows; send `authorization: Bearer TOKEN`, or `x-api-key: TOKEN`"
+            )
         call.owner, call.token = owner, token
         name_owner(owner)
 
@@ -152,10 +157,11 @@ def _unforeseen(error: Exception) -> ApiError:
 
 async def _refuse(call: Call, error: ApiError) -> None:
     """A status. Where the body has not come to its end, nothing more is taken on this connection."""
+    body = call.tell_error(error.body["error"])
     if call.is_read:
-        await call.answer(error.body, error.status, error.headers)
+        await call.answer(body, error.status, error.headers)
         return
-    data = json.dumps(error.body).encode()
+    data = json.dumps(body).encode()
     headers = {"connection": "close", "content-length": str(len(data))}
     await call.begin(error.status, JSON_TYPE, headers | error.headers)
     await call.body(data)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -78,9 +79,9 @@ async def linger(receive: Receive) -> None:
 
 
 @contextlib.contextmanager
-def json_body(config: FrontConfig) -> Iterator[JsonBody]:
-    """A body to read into; its files are closed at the end."""
-    with JsonBody(config.max_json_bytes, config.max_body_bytes) as body:
+def json_body(config: FrontConfig, bare: re.Pattern[bytes] | None = None) -> Iterator[JsonBody]:
+    """A body to read into; its files are closed at the end. `bare`: before media without a head, see `JsonBody`."""
+    with JsonBody(config.max_json_bytes, config.max_body_bytes, bare) as body:
         yield body
 
 

@@ -46,6 +46,8 @@ class Call:
     """Of the answer's content."""
     tell_failure: Callable[[Mapping[str, Any]], bytes] = field(default=lambda error: b"")
     """How a stream says, once its status was sent, that it fails, and with what error."""
+    tell_error: Callable[[Mapping[str, Any]], Mapping[str, Any]] = field(default=lambda error: {"error": error})
+    """The body of an answer that is an error."""
     measured: Mapping[str, float] = field(default_factory=dict)
     """Of the caption, for its trace."""
 

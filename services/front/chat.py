@@ -1,6 +1,7 @@
 """`/v1/chat/completions` and `/v1/models`: captions in OpenAI's form, whole or as they are written."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -83,10 +84,11 @@ FormMaker = Callable[[Completion, int], Form]
 ChatReader = Callable[[Any, Mapping[str, Media]], tuple[ChatRequest, FormMaker]]
 
 
-async def answer_chat(call: Call, read: ChatReader) -> None:
-    """Answers a body that `read` makes a chat request of, in the form that it says."""
+async def answer_chat(call: Call, read: ChatReader, bare: re.Pattern[bytes] | None = None) -> None:
+    """Answers a body that `read` makes a chat request of, in the form that it says. `bare`: before media without a
+    head, see `JsonBody`."""
     front = call.front
-    with json_body(front.config) as body, front.spooled.held(0) as take:
+    with json_body(front.config, bare) as body, front.spooled.held(0) as take:
         said = await read_json(call.scope, call.receive, front.config, body, take)
         front.figures.spooled.inc(body.media_bytes)
         async with call.while_there():

@@ -24,6 +24,8 @@ MAX_DEPTH = 500
 """Of lists and objects in each other: half of what Python reads and writes, wherever that is called from."""
 MAX_HEAD_BYTES = 1024
 """Of a `data:` string, before its content: room for a file's name of 255 bytes, each as `%XX`."""
+MAX_BEFORE_BYTES = 512
+"""Before a string, that are looked at for what it is."""
 _HEAD = re.compile(rb"data:([\w!#$&^*.+/-]*)(?:;[^;]*)*?;base64,", re.IGNORECASE)
 """Between type and content may be what a browser's recorder tells of both, such as `;codecs=vp8,opus`, or a name. The
 type's characters are those of RFC 6838, and the `*` of programs that know no more than `video/*`."""
@@ -117,13 +119,15 @@ class JsonBody:
     Args:
         max_json_bytes: of the text without media.
         max_media_bytes: of all media together, decoded.
+        bare: what stands before a string, its quote included, that is media in base64 without a head. None: no string
+            is.
     """
 
-    def __init__(self, max_json_bytes: int, max_media_bytes: int) -> None:
+    def __init__(self, max_json_bytes: int, max_media_bytes: int, bare: re.Pattern[bytes] | None = None) -> None:
         self.media: dict[str, Media] = {}
         """By the name that stands in the JSON."""
         self.spool: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115 (closed with this object)
-        self._max_json_bytes, self._max_media_bytes = max_json_bytes, max_media_bytes
+        self._max_json_bytes, self._max_media_bytes, self._bare = max_json_bytes, max_media_bytes, bare
         self._secret = secrets.token_hex(16)
         self._json = bytearray()
         self._num_values = 0
@@ -192,6 +196,8 @@ class JsonBody:
         self._json += piece
         if quote >= 0:
             self._in_string, self._string_start = True, len(self._json)
+            if self._bare is not None and self._bare.search(self._json, max(len(self._json) - MAX_BEFORE_BYTES, 0)):
+                self._begin_media("")
         return start + len(piece)
 
     def _in_text(self, data: bytes, start: int) -> int:
@@ -231,17 +237,22 @@ class JsonBody:
 
     def _look_at_head(self) -> None:
         """Whether the string is media, once enough of it is there."""
-        start, self._string_start = self._string_start, -1
-        said = _ESCAPE.sub(lambda found: _plain(found[0]), bytes(self._json[start:]))
+        said = _ESCAPE.sub(lambda found: _plain(found[0]), bytes(self._json[self._string_start :]))
         head = _HEAD.match(said, 0, MAX_HEAD_BYTES)
         if head is None:
+            self._string_start = -1
             return
+        self._begin_media(head[1].decode().lower()).feed(said[head.end() :])
+
+    def _begin_media(self, media_type: str) -> _Decoder:
+        """The string is media: a name stands for it, and what comes is decoded."""
         name = f"media:{self._secret}:{len(self.media)}"
-        self._last = self.media[name] = Media(head[1].decode().lower(), self._last.end)
-        del self._json[start:]
+        self._last = self.media[name] = Media(media_type, self._last.end)
+        del self._json[self._string_start :]
         self._json += name.encode()
+        self._string_start = -1
         self._decoder = _Decoder(self._last, self.spool)
-        self._decoder.feed(said[head.end() :])
+        return self._decoder
 
     def _end_string(self) -> None:
         if self._string_start >= 0:

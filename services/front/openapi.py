@@ -10,6 +10,9 @@ from slipstream.documents.surfaces import SURFACES
 from slipstream.option_specs import OptionSpec
 from slipstream.options import OPTIONS
 from slipstream.services.front.answer_format import IDLE_SWITCHES, OPTION_OF
+from slipstream.services.front.anthropic_request import IDLE as MESSAGE_IDLE
+from slipstream.services.front.anthropic_request import OF_CHATS as NOT_OF_MESSAGES
+from slipstream.services.front.anthropic_request import UNANSWERED
 from slipstream.services.front.batch_forms import ENDPOINTS as BATCH_ENDPOINTS
 from slipstream.services.front.chat_messages import MAX_MESSAGES, ROLES
 from slipstream.services.front.chat_request import DOCUMENT_FIELDS, MAX_CHOICES, NEUTRAL, OWN_NAMES, SAMPLING, TOLERATED
@@ -70,6 +73,11 @@ FILE = kept("file", "bytes", "created_at", "filename", "purpose")
 BATCH = kept("batch", "endpoint", "status", "input_file_id", "created_at", "request_counts")
 COMPLETION = kept("chat.completion", "created", "model", "choices", "usage")
 RESPONSE = kept("response", "created_at", "model", "status", "output", "usage")
+MESSAGE: Schema = {
+    "type": "object",
+    "required": ["id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"],
+    "properties": {"id": _TEXT, "type": {"const": "message"}, "content": {"type": "array"}},
+}
 LIMIT = {"type": "integer", "minimum": 1, "maximum": 100}
 ORDER = {"enum": ["asc", "desc"]}
 UPLOAD = {
@@ -237,6 +245,31 @@ def response_schema() -> Schema:
         **{name: _idle(values) for name, values in IDLE.items()},
     }
     return {"type": "object", "required": ["model", "input"], "properties": properties} | {
+        "additionalProperties": _NULL
+    }
+
+
+def message_schema() -> Schema:
+    """Of a request to `/v1/messages`, likewise."""
+    chat = chat_schema()
+    left_out = (*NOT_OF_MESSAGES, *UNANSWERED, "messages")
+    others = {name: schema for name, schema in chat["properties"].items() if name not in left_out}
+    blocks: Schema = {"anyOf": [_TEXT, {"type": "array", "items": {"type": "object"}}]}
+    own: dict[str, Schema] = {
+        "system": blocks,
+        "stop_sequences": {"type": "array", "items": _TEXT, "maxItems": 16},
+        "output_config": {"type": "object"},
+        "tools": {"type": "array", "items": {"type": "object"}, "maxItems": MAX_FUNCTIONS},
+        "tool_choice": {"type": "object", "required": ["type"]},
+    }
+    message = {"type": "object", "required": ["role"], "properties": {"role": {"enum": [*ROLES]}}}
+    properties = {
+        **others,
+        **_or_null(own),
+        "messages": {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": message},
+        **{name: _idle(values) for name, values in MESSAGE_IDLE.items()},
+    }
+    return {"type": "object", "required": ["model", "messages"], "properties": properties} | {
         "additionalProperties": _NULL
     }
 

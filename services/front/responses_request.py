@@ -66,7 +66,7 @@ def read_response(body: Any, media: Mapping[str, Media]) -> ChatRequest:
         raise ApiError("answers are not kept: send what was said before in input", param=param, code="not_served")
     chat = {RENAMED.get(name, name): value for name, value in fields.items() if name not in (*IDLE, "input", "include")}
     for name, idle in IDLE.items():
-        _check_idle(name, fields.get(name), idle)
+        check_idle(name, fields.get(name), idle)
     instructions = chat.pop("instructions", None)
     chat["messages"] = _messages(fields.get("input"), instructions)
     chat |= _format(chat.pop("text", None)) | _included(fields.get("include"))
@@ -112,7 +112,7 @@ def _renamed(error: ApiError, names: Iterable[tuple[re.Pattern[str], str]]) -> A
     return error
 
 
-def _check_idle(name: str, value: Any, idle: tuple[Any, ...]) -> None:
+def check_idle(name: str, value: Any, idle: tuple[Any, ...]) -> None:
     if isinstance(value, dict):
         value = {inner: said for inner, said in value.items() if said is not None}
     if value is not None and not any(value == one and type(value) is type(one) for one in idle):

@@ -1,5 +1,6 @@
 """The one table of endpoints; the application and the OpenAPI document are made from it."""
 
+from slipstream.services.front.anthropic_messages import create_message, error_body
 from slipstream.services.front.archive_calls import (
     cancel_archive_batch,
     get_archive_batch,
@@ -20,6 +21,7 @@ from slipstream.services.front.openapi import (
     COMPLETION,
     FILE,
     LIMIT,
+    MESSAGE,
     MODEL,
     NEW_BATCH,
     ORDER,
@@ -28,6 +30,7 @@ from slipstream.services.front.openapi import (
     chat_schema,
     document,
     list_schema,
+    message_schema,
     response_schema,
 )
 from slipstream.services.front.operations import TEXT_TYPE, get_health, get_metrics, get_ready, get_version
@@ -54,6 +57,10 @@ ENDPOINTS = (
     Endpoint(
         "POST", "/v1/responses", create_response, "The same, as OpenAI's newer protocol has it.", RESPONSE,
         {JSON_TYPE: response_schema()}, content=(JSON_TYPE, EVENTS_TYPE),
+    ),
+    Endpoint(
+        "POST", "/v1/messages", create_message, "The same, as Anthropic's protocol has it.", MESSAGE,
+        {JSON_TYPE: message_schema()}, content=(JSON_TYPE, EVENTS_TYPE), tell_error=error_body,
     ),
     Endpoint(
         "POST", "/v1/files", create_file, "Uploads a file.", FILE, {"multipart/form-data": UPLOAD}

@@ -1,5 +1,6 @@
 """Where tokens are asked for: nobody gets in without one, and one owner's files and batches are unseen by another."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,22 @@ async def test_the_scheme_may_be_written_in_any_case(
     request = f"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: {scheme} {tokens[1]}\r\n\r\n"
     async with front_at(gateway.address, tokens=tokens[0]) as address:
         assert status_of(await raw(address, request.encode())) == status
+
+
+@pytest.mark.parametrize(("token", "status"), [(1, 200), ("", 401), ("other", 401)])
+async def test_a_token_may_come_as_anthropics_clients_say_it(
+    gateway: FakeGateway, tokens: tuple[str, str, str], token: int | str, status: int
+) -> None:
+    """Its absence is told in the form of the protocol that was asked by."""
+    said = tokens[token] if isinstance(token, int) else token
+    lines = ("Host: x", "Connection: close", f"x-api-key: {said}", "content-length: 2", "", "{}")
+    async with front_at(gateway.address, tokens=tokens[0]) as address:
+        request = "\r\n".join(("GET /v1/models HTTP/1.1", *lines[:3], "", ""))
+        assert status_of(await raw(address, request.encode())) == status
+        answer = await raw(address, "\r\n".join(("POST /v1/messages HTTP/1.1", *lines)).encode())
+        error = json.loads(answer.partition(b"\r\n\r\n")[2])
+        kind = "invalid_request_error" if status == 200 else "authentication_error"
+        assert (error["type"], error["error"]["type"]) == ("error", kind)
 
 
 async def test_tokens_do_not_travel_in_plaintext(tokens: tuple[str, str, str]) -> None:

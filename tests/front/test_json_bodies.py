@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream.services.front.anthropic_request import BARE_MEDIA
 from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.json_body import MAX_DEPTH, MAX_HEAD_BYTES, MAX_VALUES, NO_BASE64, JsonBody
 from tests.support.front import data_url
@@ -42,6 +43,18 @@ def test_cuts_change_nothing(data: bytes, words: str, size: int, escaped: str) -
         media = body.media[value["url"]]
         assert body.window(media.start, media.end).read() == data
         assert (media.media_type, media.error) == ("video/mp4", "")
+
+
+@given(st.binary(min_size=1, max_size=2000), st.integers(1, 3000), st.sampled_from([None, 2]))
+def test_media_without_a_head_are_known_by_where_they_stand(data: bytes, size: int, indent: int | None) -> None:
+    text = base64.b64encode(data).decode()
+    said = [{"source": {"type": "base64", "data": text}}, {"data": text}, {"source": "x", "data": text}]
+    with JsonBody(MIB, MIB, BARE_MEDIA) as body:
+        value = fed(json.dumps(said, indent=indent).encode(), size, body)
+        assert value[1:] == said[1:]
+        (media,) = body.media.values()
+        assert body.media == {value[0]["source"]["data"]: media} and not media.error
+        assert body.window(media.start, media.end).read() == data
 
 
 @pytest.mark.parametrize(
