@@ -18,6 +18,7 @@ PROGRAMS = {
     "simulate-trees": ("bench.simulate_trees", "dynamic trees in simulated time, beside the study that proposed them"),
     "replay": ("bench.replay.program", "the real stack at the pace of the papers' devices"),
     "ride-along": ("bench.ride_along", "an archive whose prompts ride along, and people beside it"),
+    "prompt-turns": ("bench.prompt_turns", "a short caption beside long ones of people, and of an archive"),
     "simulate-rides": ("bench.simulate_rides", "the same in simulated time, at working points of GPUs"),
     "replay-shares": ("bench.replay.shares", "the same with one draft for one, two and four targets"),
     "gpu": ("bench.gpu.program", "models of full size with random weights on a GPU"),

@@ -60,6 +60,8 @@ class SessionStart:
     """Names the caption in the logs; travels as metadata."""
     has_video: bool = field(default=True, kw_only=True)
     """False: the prompt is about no video, and no frames come."""
+    in_background: bool = field(default=False, kw_only=True)
+    """Nobody waits for the text: its prompt may ride along the passes of others, and lets theirs go first."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,6 @@ class TargetStart(SessionStart):
     """Video tokens that this drafter sees in each layer and KV head, where it sees a part of them."""
     hints: Hints | None = None
     """For a drafter that makes trees of texts."""
-    in_background: bool = False
-    """Nobody waits for the text: its prompt may ride along the passes of others."""
     logprobs: bool = False
     """Tell how likely each token was."""
     top_logprobs: int = 0

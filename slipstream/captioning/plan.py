@@ -326,18 +326,13 @@ def target_start(plan: CaptionPlan, key: SessionKey, video: SampledVideo, tokens
     return TargetStart(
         session_id=key.session_id,
         guidance_capability=key.guidance_capability if plan.speculative or plan.method.takes_hints else b"",
-        request_id=plan.request_id,
         with_guidance=plan.speculative and plan.has_video,
-        sampling=plan.sampling,
-        seconds_per_frame=_seconds_per_frame(video),
-        times_s=video.timestamps_s,
         with_attention=plan.with_attention,
         lossy=plan.lossy,
         local_drafter=plan.method.name if plan.method.local_drafter else "",
         self_draft_kept=num_kept if plan.drafts_itself and plan.hints is None else 0,
-        has_video=plan.has_video,
         hints=plan.hints,
-        in_background=plan.in_background,
+        **_session(plan, video),
         **plan.options.sent_to("target") | {"logprobs": plan.options.logprobs or plan.in_background},
     )
 
@@ -350,19 +345,27 @@ def draft_start(
     return DraftStart(
         session_id=key.session_id,
         guidance_capability=key.guidance_capability,
-        request_id=plan.request_id,
         guidance_address=guidance_address,
-        sampling=plan.sampling,
-        seconds_per_frame=_seconds_per_frame(video),
-        times_s=video.timestamps_s,
         tree=plan.method.shape is Shape.TREE,
         vocab_size=vocab_size,
         width=growth.width if growth else 0,
         max_rows=growth.rows if growth else 0,
         least_chance=growth.least_chance if growth else 0.0,
-        has_video=plan.has_video,
+        **_session(plan, video),
         **plan.options.sent_to("draft"),
     )
+
+
+def _session(plan: CaptionPlan, video: SampledVideo) -> dict[str, Any]:
+    """What both are told alike."""
+    return {
+        "request_id": plan.request_id,
+        "sampling": plan.sampling,
+        "seconds_per_frame": video.duration_s / max(len(video.frames), 1),  # they are sampled evenly
+        "times_s": video.timestamps_s,
+        "has_video": plan.has_video,
+        "in_background": plan.in_background,
+    }
 
 
 def growth_of(plan: CaptionPlan) -> Growth | None:
@@ -393,8 +396,3 @@ def make_pipeline(plan: CaptionPlan, opening: Opening, vocab_size: int) -> Pipel
         hint_depth=HINT_DEPTH if method.is_hybrid else 0,
         committed=plan.delivered,
     )
-
-
-def _seconds_per_frame(video: SampledVideo) -> float:
-    """Frames are sampled evenly over the clip's duration. 0 without any."""
-    return video.duration_s / max(len(video.frames), 1)

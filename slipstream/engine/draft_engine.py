@@ -13,7 +13,7 @@ from slipstream.engine.branches import BranchedLine, MainPath
 from slipstream.engine.draft_session import Chain, DraftLine, DraftSession
 from slipstream.engine.line_writer import LineWriter
 from slipstream.engine.prefix_cache import ByteLru, frames_digest
-from slipstream.engine.session_work import SessionWork, encode_blocks, frames_bytes, plan_session
+from slipstream.engine.session_work import PromptTurns, SessionWork, encode_blocks, frames_bytes, plan_session
 from slipstream.engine.static_tree import StaticTreeLine
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import Prefill, VideoLM
@@ -68,6 +68,7 @@ class DraftEngine:
         )
         self.embeddings: ByteLru[bytes, torch.Tensor] = ByteLru(limits.embedding_cache_bytes, "--embedding-cache-mb")
         """Video embeddings by the digest of their frames. Touched on the model's thread only."""
+        self._turns = PromptTurns()
         self._calibrations = {greedy: Calibration() for greedy in (True, False)}
         """Candidates of texts that are sampled are others. Touched on the model's thread only."""
         self._structures = Structures(model.text.tokenizer, model.info.vocab_size, model.info.eos_token_ids)
@@ -93,7 +94,9 @@ class DraftEngine:
         asked = request.sampling
         structure = await self._structures.opened(asked) if asked.is_structured else None
         sampler = DraftSampler(asked, plan.token_ids, width, structure, self.model.info.eos_token_ids)
-        work = SessionWork(self.thread, self.frames.reserve(frames_bytes(num_frames, frame_size)))
+        frames_place = self.frames.reserve(frames_bytes(num_frames, frame_size))
+        work = SessionWork(self.thread, frames_place, self._turns, in_background=request.in_background)
+        work.take_turn(plan.num_tokens)
         try:
             place = self.admission.reserve(self.model.kv_bytes(num_tokens))
         except SlipstreamError:
@@ -132,6 +135,8 @@ class DraftEngine:
         started = time.perf_counter()
         digest = await asyncio.to_thread(frames_digest, work.received_frames) if keeps else None
         digest_s = time.perf_counter() - started
+        if digest is not None and self.embeddings.has(digest):
+            work.take_turn(session.plan.num_tokens - session.plan.num_video_tokens)
         blocks = [block async for block in work.run_blocks(self._encode(work, digest))]
         work.free_frames()
         return blocks[-1][0], digest_s + sum(seconds for _, seconds in blocks)

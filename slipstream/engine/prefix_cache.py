@@ -59,6 +59,10 @@ class ByteLru(Generic[KeyT, ValueT]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    def has(self, key: KeyT) -> bool:
+        """Whether there is a value now; the one thing that any thread may ask."""
+        return key in self._entries
+
     def get(self, key: KeyT) -> ValueT | None:
         """The value, which counts as used now."""
         if key not in self._entries:
@@ -154,6 +158,10 @@ class PrefixCache:
     def find(self, key: PrefixKey) -> VideoPrefix | None:
         """The prefix, whose session may still run: the rows before the text never change."""
         return self._lru.get(key)
+
+    def knows(self, key: PrefixKey) -> bool:
+        """Whether there is one now; on any thread, and it counts as no use."""
+        return self._lru.has(key)
 
     def share(self, prefix: VideoPrefix) -> None:
         """Lets others copy from a session that has just been prefilled."""

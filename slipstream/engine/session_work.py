@@ -1,7 +1,6 @@
 """A session's work on the model's thread, in blocks: its prompt planned, its frames encoded, its memory freed."""
 
 import asyncio
-import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,8 +23,32 @@ FRAMES_PER_BLOCK = 16
 """Frames are encoded in blocks, and layers run one by one, so that windows of other sessions fit in between."""
 LARGE_BYTES = 8 * MIB
 """Sessions with so many bytes of frames leave so much freed memory behind that the system is to have it back."""
-_tickets = itertools.count()
+REMEMBERED = 0.9
+"""Of what prompts have taken, by the next one."""
+BEHIND_PEOPLE_S = 10.0
+"""A prompt whose text nobody waits for lets those of people go first that come so much later."""
 _preprocessing = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pixels")
+
+
+class PromptTurns:
+    """Whose prompt is next at one model: the one that would be done first if each had begun when it came. So a short
+    one does not wait for the long one before it, and none waits for ever, as its turn does not move: only those go
+    first that come later by less than it takes itself."""
+
+    def __init__(self) -> None:
+        self._num_tokens = self._seconds = 0.0
+        """Of prompts that were run; those of long ago count for less."""
+
+    def turn(self, came_s: float, num_tokens: int, *, in_background: bool = False) -> float:
+        """That of a prompt that came then, of which so many tokens are to be run: the least is next. Until one was run,
+        nobody knows what they take."""
+        prompt_s = num_tokens * self._seconds / self._num_tokens if self._num_tokens else 0.0
+        return came_s + prompt_s + (BEHIND_PEOPLE_S if in_background else 0.0)
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        """What the model has taken for so many."""
+        self._num_tokens = REMEMBERED * self._num_tokens + num_tokens
+        self._seconds = REMEMBERED * self._seconds + seconds
 
 
 class SessionWork:
@@ -33,18 +56,30 @@ class SessionWork:
 
     Args:
         frames_place: in the budget of frames; given back when they are freed.
+        turns: of all prompts of the model.
+        in_background: nobody waits for its text.
     """
 
-    def __init__(self, thread: ModelThread, frames_place: Reservation | None = None) -> None:
-        self.in_background = False
-        """Nobody waits for its text."""
+    def __init__(
+        self,
+        thread: ModelThread,
+        frames_place: Reservation | None = None,
+        turns: PromptTurns | None = None,
+        *,
+        in_background: bool = False,
+    ) -> None:
+        self.in_background = in_background
         self.frames: Frames | None = None
         """Received and not encoded yet. Nobody else keeps them, so their memory ends with this."""
         self._frames_place = frames_place
         self._is_large = frames_place is not None and frames_place.num_bytes >= LARGE_BYTES
         self._released: asyncio.Future[None] | None = None
         self._thread = thread
-        self._order = next(_tickets)
+        self._turns = PromptTurns() if turns is None else turns
+        self._came_s = time.monotonic()
+        self._num_new_tokens, self._prompt_s = 0, 0.0
+        """Of the prompt: tokens that are to be run, and what they have taken."""
+        self._order = self._turns.turn(self._came_s, 0, in_background=in_background)
         self._state: DecodeState | None = None
         self._releases: list[Callable[[], None]] = []
 
@@ -61,6 +96,12 @@ class SessionWork:
     @state.setter
     def state(self, state: DecodeState) -> None:
         self._state = state
+        self._turns.observe(self._num_new_tokens, self._prompt_s)
+
+    def take_turn(self, num_new_tokens: int) -> None:
+        """Of the prompt so many tokens are to be run, which gives it its place among the others' that wait."""
+        self._num_new_tokens = num_new_tokens
+        self._order = self._turns.turn(self._came_s, num_new_tokens, in_background=self.in_background)
 
     @property
     def received_frames(self) -> Frames:
@@ -94,7 +135,8 @@ class SessionWork:
     async def run(self, work: Callable[[], T], lane: Lane = Lane.PREFILL) -> tuple[T, float]:
         """What `work()` returns on the model's thread, and its seconds. Raises `SessionGone` after `close`.
 
-        Prefills are served session by session; decoding comes in turn, or a late session would never have its.
+        Prefills are served session by session, by their turns; decoding comes in turn, or a late session would never
+        have its.
         """
 
         def timed() -> tuple[T, float]:
@@ -111,10 +153,13 @@ class SessionWork:
         def guarded() -> Iterator[T | Pause]:
             while True:
                 self._check_open()
+                started = time.perf_counter()
                 try:
                     item = next(blocks)
                 except StopIteration:
                     return
+                finally:
+                    self._prompt_s += time.perf_counter() - started
                 yield item
 
         return self._thread.run_blocks(guarded(), self._order)

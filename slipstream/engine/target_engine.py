@@ -18,7 +18,7 @@ from slipstream.engine.local_drafter import HintRoom, LocalDrafter, find_local_d
 from slipstream.engine.open_pulls import OpenPulls
 from slipstream.engine.prefix_cache import PrefixCache, frames_digest
 from slipstream.engine.rides import Rides
-from slipstream.engine.session_work import SessionWork, frames_bytes, plan_session
+from slipstream.engine.session_work import PromptTurns, SessionWork, frames_bytes, plan_session
 from slipstream.engine.target_prefill import PrefillEvent, PromptPass, TargetSession, headroom_of, schedule_of
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.thread import ModelThread
@@ -87,6 +87,7 @@ class TargetEngine:
         self._rides = Rides(thread, limits.ride_along) if limits.ride_along > 0 and not model.strict_width else None
         self._judge = WindowJudge(model, thread, self._rides)
         self._structures = Structures(model.text.tokenizer, model.info.vocab_size, model.info.eos_token_ids)
+        self._turns = PromptTurns()
         self._sessions: dict[str, TargetSession] = {}
         self._opened = asyncio.Condition()
 
@@ -114,8 +115,8 @@ class TargetEngine:
         lossy = schedule_of(request, plan, info.num_layers)
         if request.session_id in self._sessions:  # nothing is awaited from here on until it is one of them
             raise SessionExists(f"session {request.session_id!r} is open already; give every request its own id")
-        place, work = self._reserve(self._kv_bytes(request, plan, drafter_type), frames_bytes(num_frames, frame_size))
-        work.in_background = request.in_background
+        kv_bytes = self._kv_bytes(request, plan, drafter_type)
+        place, work = self._reserve(kv_bytes, frames_bytes(num_frames, frame_size), request.in_background)
         session = TargetSession(
             request=request,
             plan=plan,
@@ -173,6 +174,7 @@ class TargetEngine:
         prompt = PromptPass(
             self.model, self.prefixes, session, guidance_layer=self.guidance_layer, digest=digest, rides=self._rides
         )
+        work.take_turn(prompt.num_new_tokens)
         events: AsyncIterator[PrefillEvent] = work.run_blocks(prompt.blocks())
         async for event in events:
             match event:
@@ -246,9 +248,10 @@ class TargetEngine:
         """Made, and brought to the host, on the model's thread: the event loop waits for no device."""
         return Guidance(scores=await self.thread.run(lambda: make().cpu()))
 
-    def _reserve(self, kv_bytes: int, num_frames_bytes: int) -> tuple[Reservation, SessionWork]:
+    def _reserve(self, kv_bytes: int, num_frames_bytes: int, in_background: bool) -> tuple[Reservation, SessionWork]:
         """A session's place, and its work with room for its frames; or neither, and the error."""
-        work = SessionWork(self.thread, self.frames.reserve(num_frames_bytes))
+        frames_place = self.frames.reserve(num_frames_bytes)
+        work = SessionWork(self.thread, frames_place, self._turns, in_background=in_background)
         try:
             return self.admission.reserve(kv_bytes), work
         except SlipstreamError:

@@ -127,6 +127,13 @@ class PromptPass:
         self._cache: KVCache | None = None
         self._encode_s = self._until_guidance_s = self._after_guidance_s = 0.0
 
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens that are to be run, as things are: behind a prefix that is at hand, those of the text."""
+        plan = self._session.plan
+        is_known = self._key is not None and self._prefixes.knows(self._key)
+        return plan.num_tokens - (plan.text_start if is_known else 0)
+
     def blocks(self) -> Iterator[PrefillEvent | Pause]:
         """Does one block of work before each item; the facts come last, and then the session has a state."""
         self._session.work.on_release(self._release)

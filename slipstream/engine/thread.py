@@ -23,7 +23,7 @@ from slipstream.logs import get_logger
 
 # -- whose turn it is -------------------------------------------------------------------------------------------------
 
-# Decoding and prefill share the model's time evenly, prefills go first come, first served.
+# Decoding and prefill share the model's time evenly; whose prefill is next, its `order` says.
 # Pure: jobs in, the next job out, the clock is the caller's. Every lane has a virtual time, the seconds it has used,
 # and the lane that has used less goes first (start-time fair queueing). Jobs are not interrupted, so a lane may be owed
 # time, but not more than for `CREDIT_S` or one job: who was away for long does not push the others out when it comes
@@ -50,7 +50,7 @@ class FairQueue(Generic[JobT]):
     """Jobs that wait. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Lane, list[tuple[int, int, JobT]]] = {lane: [] for lane in Lane}
+        self._waiting: dict[Lane, list[tuple[float, int, JobT]]] = {lane: [] for lane in Lane}
         self._used_s = dict.fromkeys(Lane, 0.0)
         self._last_job_s = dict.fromkeys(Lane, 0.0)
         self._arrivals = itertools.count()
@@ -60,7 +60,7 @@ class FairQueue(Generic[JobT]):
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def push(self, lane: Lane, job: JobT, order: int = 0) -> None:
+    def push(self, lane: Lane, job: JobT, order: float = 0) -> None:
         """Adds a job. In its lane, lower `order` goes first, then who came first: work without end must have an order
         that others share."""
         other = Lane.PREFILL if lane is Lane.DECODE else Lane.DECODE
@@ -154,7 +154,7 @@ class Pause(ABC):
 class _Blocks(Generic[T]):
     """An iterator that runs on the model's thread, one item a job. Nothing of it is left when it has ended."""
 
-    def __init__(self, thread: "ModelThread", blocks: Iterator[T | Pause], order: int) -> None:
+    def __init__(self, thread: "ModelThread", blocks: Iterator[T | Pause], order: float) -> None:
         self.outcomes: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue()
         """Items, then None or what went wrong."""
         self.is_abandoned = False
@@ -247,13 +247,13 @@ class ModelThread:
         """Whether a job waits while another one runs."""
         return len(self._queue) > 0
 
-    def submit(self, job: Callable[[], None], lane: Lane, order: int = 0) -> None:
+    def submit(self, job: Callable[[], None], lane: Lane, order: float = 0) -> None:
         """Hands in a job that raises nothing and that nobody awaits. From any thread, also the model's own."""
         with self._changed:
             self._queue.push(lane, job, order)
             self._changed.notify()
 
-    async def run(self, work: Callable[[], T], lane: Lane = Lane.DECODE, order: int = 0) -> T:
+    async def run(self, work: Callable[[], T], lane: Lane = Lane.DECODE, order: float = 0) -> T:
         """Awaits `work()`. A cancelled caller abandons work that has not begun; work that runs, runs to its end."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self.submit(partial(_run_for, self, future, work), lane, order)
@@ -262,7 +262,7 @@ class ModelThread:
         finally:
             del future  # an error knows its traceback, which leads here
 
-    async def run_blocks(self, blocks: Iterator[T | Pause], order: int) -> AsyncIterator[T]:
+    async def run_blocks(self, blocks: Iterator[T | Pause], order: float) -> AsyncIterator[T]:
         """Runs an iterator on the prefill lane, one item a job, and yields its items but for pauses.
 
         The next block queues before the event loop has heard of the last one, so that of two prefills the one with

@@ -98,6 +98,7 @@ CHECKS_CAME_WITH = {
     "the simulator apart from the program that prints its table": 1,
     "the archive at scale": 1,
     "films drafted from themselves": 1,
+    "whose prompt goes first": 1,
     "one draft for several targets": 1,
     "prompts that ride along": 1,
     "engines that exist: parts, and Slurm": 2,

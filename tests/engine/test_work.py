@@ -2,12 +2,15 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
+import pytest
 import pytest_asyncio
 import structlog
+from hypothesis import given
+from hypothesis import strategies as st
 
-from slipstream.engine.session_work import SessionWork
+from slipstream.engine.session_work import BEHIND_PEOPLE_S, PromptTurns, SessionWork
 from slipstream.engine.thread import Lane, ModelThread
 
 MANY = 50
@@ -49,3 +52,57 @@ async def test_whatever_a_session_holds_is_freed_though_a_part_of_it_cannot_be(t
     with structlog.testing.capture_logs() as events:
         await work.close(then=lambda: freed.append("place"))
     assert freed == ["first", "last", "place"] and [event["event"] for event in events] == ["session.release_failed"]
+
+
+@given(st.lists(st.tuples(st.floats(0, 60), st.integers(1, 10_000)), min_size=1, max_size=8), st.floats(1e-4, 0.1))
+def test_nobody_goes_first_who_comes_later_than_a_prompt_takes(
+    prompts: list[tuple[float, int]], token_s: float
+) -> None:
+    """And of two that come at once the shorter one does."""
+    turns = PromptTurns()
+    turns.observe(1000, 1000 * token_s)
+    given_turns = [turns.turn(came_s, num_tokens) for came_s, num_tokens in prompts]
+    for (came_s, num_tokens), turn in zip(prompts, given_turns, strict=True):
+        for (other_s, other_tokens), other in zip(prompts, given_turns, strict=True):
+            if other_s > came_s + num_tokens * token_s:
+                assert other > turn
+            if other_s == came_s and other_tokens > num_tokens:
+                assert other > turn
+
+
+def test_what_prompts_take_is_learnt_by_their_tokens() -> None:
+    turns = PromptTurns()
+    assert turns.turn(5.0, 10**6) == 5.0  # nothing is known yet
+    for num_tokens in (10, 1000, 10, 1000):
+        turns.observe(num_tokens, 0.5 if num_tokens == 10 else 2.0)
+    few, many = (turns.turn(0.0, num_tokens) for num_tokens in (10, 1000))
+    assert few < 0.1 and many == pytest.approx(2.5, rel=0.1)
+    assert turns.turn(0.0, 10, in_background=True) == few + BEHIND_PEOPLE_S
+
+
+def blocks(name: str, done: list[str]) -> Iterator[None]:
+    for _ in range(3):
+        done.append(name)
+        yield
+
+
+async def test_prompts_run_at_their_turns(thread: ModelThread) -> None:
+    turns, done, may_go = PromptTurns(), list[str](), threading.Event()
+    turns.observe(1000, 5.0)
+
+    async def run(name: str, num_tokens: int, in_background: bool = False) -> None:
+        work = SessionWork(thread, turns=turns, in_background=in_background)
+        work.take_turn(num_tokens)
+        async for _ in work.run_blocks(blocks(name, done)):
+            pass
+
+    def hold() -> None:
+        may_go.wait()
+
+    thread.submit(hold, Lane.PREFILL)
+    told = [("archive", 10, True), ("long", 1000, False), ("short", 10, False), ("middle", 100, False)]
+    running = [asyncio.create_task(run(*each)) for each in told]
+    await asyncio.sleep(0)
+    may_go.set()
+    await asyncio.gather(*running)
+    assert done == [name for name in ("short", "middle", "long", "archive") for _ in range(3)]
