@@ -258,9 +258,10 @@ def _choice(said: Any) -> Any:
     check_names(choice, {"type", "name", "disable_parallel_tool_use"}, "tool_choice")
     if choice.get("type") == "tool":
         return {"type": "function", "function": {"name": choice.get("name")}}
-    if choice.get("type") not in CHOICES:
+    kind = choice.get("type")
+    if not isinstance(kind, str) or kind not in CHOICES:
         raise ApiError("tool_choice.type must be any, tool or none", param="tool_choice.type")
-    return CHOICES[choice["type"]]
+    return CHOICES[kind]
 
 
 def _list(value: Any, param: str) -> list[Any]:

@@ -205,6 +205,8 @@ def after(*messages: Any) -> dict[str, Any]:
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice.name"),
         ({"tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": ["any"]}}, "tool_choice.type"),
+        ({"tool_choice": {"type": {}}}, "tool_choice.type"),
         ({"magic": 1}, "magic"),
     ],
 )
