@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipstream.services.front.api_errors import ApiError
-from slipstream.services.front.chat_messages import check_names, object_at, strings_in
+from slipstream.services.front.chat_messages import check_names, object_at, strings_in, text_at
 from slipstream.services.front.chat_request import ChatRequest, read_chat
 from slipstream.services.front.json_body import Media
 from slipstream.services.front.responses_request import check_idle
@@ -194,6 +194,9 @@ def _part(block: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[st
         param = f"{where}.source.type"
         raise ApiError(f"{param} must be one of {', '.join(SOURCES)}", param=param, code="unsupported_value")
     check_names(source, {"type", "media_type", key}, f"{where}.source")
+    text_at(source.get(key), f"{where}.source.{key}")
+    if not isinstance(source.get("media_type"), str | None):
+        raise ApiError(f"{where}.source.media_type must be text", param=f"{where}.source.media_type")
     if kind == "document" or key == "file_id":
         name = _IN_FILES[key]
         sources = {f".file.{name}": f".source.{key}", ".file": f".source.{key}"}

@@ -164,6 +164,12 @@ def after(*messages: Any) -> dict[str, Any]:
         (with_block(VIDEO | {"source": {"type": "url", "url": "ftp://x"}}), "messages[0].content[1].source.url"),
         (with_block(VIDEO | {"source": {"type": "base64", "data": "?"}}), "messages[0].content[1].source.data"),
         (with_block(VIDEO | {"source": {"type": "file"}}), "messages[0].content[1].source.file_id"),
+        (with_block({"type": "document", "source": {"type": "url"}}), "messages[0].content[1].source.url"),
+        (with_block({"type": "image", "source": {"type": "base64"}}), "messages[0].content[1].source.data"),
+        (
+            with_block(VIDEO | {"source": {"type": "base64", "media_type": [], "data": "AAAA"}}),
+            "messages[0].content[1].source.media_type",
+        ),
         (
             with_block({"type": "document", "source": {"type": "text", "data": "x"}}),
             "messages[0].content[1].source.type",
@@ -213,7 +219,8 @@ def after(*messages: Any) -> dict[str, Any]:
 def test_the_field_that_was_sent_is_named(fields: dict[str, Any], param: str) -> None:
     error = refused(request(**fields))
     assert (error.status, error.param) == (400, param)
-    assert not any(name in str(error) for name in ("image_url.url", "response_format", ".function", '"required"'))
+    of_chats = ("image_url.url", "file_data", "response_format", ".function", '"required"')
+    assert not any(name in str(error) for name in of_chats)
 
 
 def test_errors_about_the_system_name_it() -> None:
