@@ -124,6 +124,7 @@ class _Messages:
         return self._chat
 
     def _read_message(self, message: dict[str, Any], param: str) -> None:
+        check_names(message, {"role", "content", "name"}, param)
         content = message.pop("content", None)
         if not isinstance(content, list):
             self._add(message | {"content": content}, {"": param})
@@ -149,6 +150,7 @@ class _Messages:
         names = {"": param}
         for where, block in run:
             if block.get("type") == "tool_use":
+                names.setdefault(".tool_calls", where)
                 function = f".tool_calls[{len(calls)}].function"
                 names |= {f"{function}.name": f"{where}.name", f"{function}.arguments": f"{where}.input"}
                 calls.append({"function": {"name": block.get("name"), "arguments": self._arguments(block, where)}})
@@ -171,7 +173,8 @@ class _Messages:
         """Of a call that failed, its text says so."""
         check_names(block, {"type", "tool_use_id", "content", "is_error"}, where)
         content = block.get("content")
-        told = [_text(inner) for inner in content] if isinstance(content, list) else content or ""
+        told = [_text(inner) for inner in content] if isinstance(content, list) else content
+        told = "" if told is None else told  # it returned nothing
         names = {"": where, ".role": f"{where}.type"}
         self._add({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": told}, names)
 

@@ -184,7 +184,10 @@ def after(*messages: Any) -> dict[str, Any]:
         (after(answer(USE), {"role": "user", "content": [RESULT | {"content": 7}]}), "messages[4].content[0].content"),
         (after(answer(USE), {"role": "user", "content": [RESULT | {"x": 7}]}), "messages[4].content[0].x"),
         ({"messages": [{"role": "user", "content": [RESULT, VIDEO]}]}, "messages[0].content[0].type"),
-        ({"messages": [user(VIDEO), user(USE)]}, "messages[1].tool_calls"),
+        ({"messages": [user(VIDEO), user(USE)]}, "messages[1].content[1]"),
+        (after(answer(USE), {"role": "user", "content": [RESULT, USE]}), "messages[4].content[1]"),
+        (after(answer(USE) | {"tool_calls": []}), "messages[3].tool_calls"),
+        (after(answer(USE), {"role": "user", "content": [RESULT | {"content": 0}]}), "messages[4].content[0].content"),
         (after(answer(USE | {"input": {"a": "data:video/mp4;base64,AAAA"}})), "messages[3].content[0].input"),
         ({"system": 7}, "system"),
         ({"system": [{"type": "text", "text": 7}]}, "system[0].text"),
@@ -220,6 +223,7 @@ def test_the_field_that_was_sent_is_named(fields: dict[str, Any], param: str) ->
     error = refused(request(**fields))
     assert (error.status, error.param) == (400, param)
     of_chats = ("image_url.url", "file_data", "response_format", ".function", '"required"')
+    assert param.endswith(".tool_calls") == ("tool_calls" in str(error))
     assert not any(name in str(error) for name in of_chats)
 
 
