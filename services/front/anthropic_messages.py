@@ -11,7 +11,7 @@ from slipstream.services.front.call import Call
 from slipstream.services.front.chat import FormMaker, answer_chat
 from slipstream.services.front.chat_request import ChatRequest
 from slipstream.services.front.completions import Completion, Written, event, finish_reason, usage_of
-from slipstream.services.front.function_calls import is_json, whole_calls
+from slipstream.services.front.function_calls import whole_calls
 from slipstream.services.front.json_body import Media
 from slipstream.speculation.protocol import FinishReason
 
@@ -61,8 +61,10 @@ class MessageForm:
 
     def whole(self, choices: Sequence[Written]) -> dict[str, Any]:
         (written,) = choices
-        message = self._message(usage_of(written.captions)) | {"content": self._blocks(written)}
-        return message | _ending(written) | self._completion.facts(written)
+        blocks = self._blocks(written)
+        ending = _ending(written, is_call=any(block["type"] == "tool_use" for block in blocks))
+        message = self._message(usage_of(written.captions)) | {"content": blocks}
+        return message | ending | self._completion.facts(written)
 
     def _message(self, counts: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -105,7 +107,7 @@ class MessageForm:
 
     def end(self, written: Written, tokens: Sequence[CommittedToken], usage: Mapping[str, Any]) -> bytes:
         counts = {"usage": _usage(usage_of(written.captions))}
-        told = {"delta": _ending(written)} | counts | self._completion.facts(written)
+        told = {"delta": _ending(written, is_call=self._is_called)} | counts | self._completion.facts(written)
         return self._end_block() + _event("message_delta", **told) + _event("message_stop")
 
     def close(self, choices: Sequence[Written]) -> bytes:
@@ -135,22 +137,25 @@ def _text(text: str) -> dict[str, Any]:
 
 
 def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Of one that was cut off the arguments are no object: what there is of it is text, which nobody calls."""
-    if not is_json(arguments):
+    """Of one that was cut off the arguments are no object: what there is of it is text, which nobody calls. So is one
+    with a number that is larger than JSON's readers have: it would make the answer unreadable."""
+    try:
+        said = json.loads(arguments)
+        json.dumps(said, allow_nan=False)
+    except (ValueError, RecursionError):
         return _text(arguments)
-    said = json.loads(arguments)
     return {"type": "tool_use", "id": f"toolu_{call_id.removeprefix('call_')}", "name": name, "input": said}
 
 
-def _ending(written: Written) -> dict[str, Any]:
-    """Why it ended: of several pages, one that was cut says so."""
+def _ending(written: Written, is_call: bool) -> dict[str, Any]:
+    """Why it ended: of several pages, one that was cut says so. `is_call`: it has a block that calls."""
     finished = finish_reason(written.captions, written.functions)
     if finished == FinishReason.LENGTH.value:
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     stops = [caption.stop_string for caption in written.captions if caption.stop_string]
     if stops:
         return {"stop_reason": "stop_sequence", "stop_sequence": stops[-1]}
-    return {"stop_reason": "end_turn" if written.functions is None else "tool_use", "stop_sequence": None}
+    return {"stop_reason": "tool_use" if is_call else "end_turn", "stop_sequence": None}
 
 
 def _usage(counts: Mapping[str, Any]) -> dict[str, Any]:

@@ -307,6 +307,18 @@ def test_a_call_that_was_cut_is_text() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("number", ["3E999", "9" * 5000])
+def test_a_call_with_a_number_that_nobody_reads_is_text(number: str) -> None:
+    """`Infinity` is no JSON: browsers' programs could read nothing of the answer."""
+    text = f'{{"place": {number}}}'
+    written = Written(text, [Caption(text, 3, FinishReason.STOP)], functions=Functions(("where",), is_named=True))
+    whole = form(is_called=True).whole([written])
+    json.dumps(whole, allow_nan=False)
+    assert whole["stop_reason"] == "end_turn" and whole["content"] == [
+        {"type": "text", "text": text, "citations": None}
+    ]
+
+
 @pytest.mark.parametrize(
     ("code", "kind", "told"),
     [
