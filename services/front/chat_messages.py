@@ -160,6 +160,8 @@ class _Said:
     """What the messages say: neighbours of one side are one turn."""
 
     system: list[str] = field(default_factory=list)
+    system_in: list[str] = field(default_factory=list)
+    """The contents that say it."""
     turns: list[list[str]] = field(default_factory=lambda: [[]])
     """The user's and the model's in turns, the user's first: lines of text."""
     media: list[Medium] = field(default_factory=list)
@@ -167,6 +169,7 @@ class _Said:
     def lines(self, role: str, param: str) -> list[str]:
         """Where a message's text belongs. Raises `ApiError` for an answer to nothing."""
         if role in ("system", "developer"):
+            self.system_in.append(f"{param}.content")
             return self.system
         if role == "assistant" and not (self.media or self.turns[0]):
             raise ApiError(f"{param}.role: an answer needs a question before it", param=f"{param}.role")
@@ -184,12 +187,13 @@ class _Said:
             raise ApiError("the last message must be the user's: an answer is not written on", param="messages")
         if not all(others[1::2]):
             raise ApiError("messages: what is said after an answer has no words", param="messages")
-        system = "\n".join(self.system)
-        if not first:
+        system, where = "\n".join(self.system), self.system_in[0] if len(self.system_in) == 1 else "messages"
+        is_systems = not first
+        if is_systems:
             first, system = system, ""
         *earlier, question = first, *others
-        asked.give("prompt", question or None, "messages")
-        asked.give("system", system or None, "messages")
+        asked.give("prompt", question or None, where if is_systems and not others else "messages")
+        asked.give("system", system or None, where)
         asked.give("turns", tuple(earlier) or None, "messages")
 
 

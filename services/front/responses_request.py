@@ -156,11 +156,9 @@ def _message(said: Any, param: str) -> dict[str, Any]:
 
 
 def _instructed(asked: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> ChatRequest:
-    """The same, with `instructions`, the last of the messages, named as what gave `system` where they alone did."""
-    is_shared = any(message.get("role") in ("system", "developer") for message in messages[:-1])
-    if is_shared or "system" not in asked.params:
-        return asked
-    return replace(asked, params={**asked.params, "system": "instructions"})
+    """The same, with `instructions`, the last of the messages, named as what gave an option that they alone gave."""
+    last = f"messages[{len(messages) - 1}].content"
+    return replace(asked, params={name: "instructions" if by == last else by for name, by in asked.params.items()})
 
 
 def _part(said: Any) -> Any:

@@ -227,10 +227,14 @@ def test_the_field_that_was_sent_is_named(fields: dict[str, Any], param: str) ->
     assert not any(name in str(error) for name in of_chats)
 
 
-def test_errors_about_the_system_name_it() -> None:
+@pytest.mark.parametrize("messages", [[user(VIDEO)], LONG, [{"role": "user", "content": [VIDEO]}]])
+def test_errors_about_the_system_name_it(messages: Any) -> None:
+    """A gateway that finds it too long says so of `system`, or of the question, where there is no other."""
     names = SentNames()
-    found = read(request(system="Say less."), names)
-    assert names.told(ApiError("x", param=found.params["system"])).param in ("system", "messages")
+    found = read(request(system="Say less.", messages=messages), names)
+    asked_by = found.params.get("system") or found.params["prompt"]
+    error = names.told(ApiError(f"{asked_by} has 9000 characters", param=asked_by))
+    assert (error.param, str(error)) == ("system", "system has 9000 characters")
 
 
 # -- what is told -----------------------------------------------------------------------------------------------------

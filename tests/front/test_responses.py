@@ -210,7 +210,7 @@ def events_of(told: bytes) -> list[dict[str, Any]]:
     [
         ({}, None),
         ({"instructions": "Say less."}, "instructions"),
-        ({"input": [{"role": "system", "content": "Say less."}, *ASKED]}, "messages"),
+        ({"input": [{"role": "system", "content": "Say less."}, *ASKED]}, "messages[0].content"),
         ({"input": [{"role": "developer", "content": "Say."}, *ASKED], "instructions": "Less."}, "messages"),
     ],
 )
