@@ -212,21 +212,23 @@ class SpillQueue(RedisQueue):
         return (job.record.result or None) if is_it else None
 
     async def _files(self, batch_id: str) -> list[ResultFile]:
-        """Of a batch. Only those that came since are asked for."""
+        """Of a batch. Only the last one that is known and those behind it are asked for: where the store came back
+        without its latest writes, others are in their place."""
         known = self._known.setdefault(batch_id, _KnownFiles(""))
         self._known.move_to_end(batch_id)
         while len(self._known) > KNOWN_BATCHES:
             self._known.popitem(last=False)
         while True:
-            num_known = len(known.files)
-            created, *infos = await self._ask("files", batch_id, num_known)
-            if created.decode() != known.created:
+            files = known.files
+            start = max(len(files) - 1, 0)
+            created, *infos = await self._ask("files", batch_id, start)
+            found = [ResultFile.read(info) for info in infos]
+            if created.decode() != known.created or found[:1] != files[start:]:
                 known.created, known.files = created.decode(), []
-                if num_known:
+                if start:
                     continue
-            if len(known.files) == num_known:  # else another call was faster
-                known.files += map(ResultFile.read, infos)
-            if not infos:
+            known.files = files[:start] + found
+            if len(found) <= len(files) - start:
                 return known.files
 
     # -- for the compactor --------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -223,3 +224,32 @@ async def test_a_folder_without_rights_loses_nothing(
     await spill.fill(*NAMES)
     await spill.work()
     assert [(job.custom_id, job.state) for job in await spill.list()] == [(name, JobState.DONE) for name in NAMES]
+
+
+async def _snapshot(redis: Any, prefix: str) -> dict[bytes, bytes]:
+    return {key: await redis.dump(key) for key in await redis.keys(f"{prefix}*")}
+
+
+async def _go_back(redis: Any, prefix: str, kept: dict[bytes, bytes]) -> None:
+    await redis.delete(*await redis.keys(f"{prefix}*"))
+    for key, data in kept.items():
+        await redis.restore(key, 0, data)
+
+
+async def test_a_gateway_reads_the_files_of_a_store_that_came_back_without_its_latest_writes(spill: Spill) -> None:
+    """As behind a failover: it knows of a file in whose place there is another, of other jobs."""
+    prefix = f"{{{spill.name}}}:"
+    await spill.fill(*NAMES[:5])
+    await spill.work()
+    async with Redis.from_url(spill.url) as redis:
+        kept = await _snapshot(redis, prefix)
+        await spill.fill(*NAMES[5:10])
+        await spill.work()
+        assert [job.custom_id for job in await spill.list()] == NAMES[:10]
+        await _go_back(redis, prefix, kept)
+    assert [job.custom_id for job in await spill.list()] == NAMES[:5]
+    await spill.fill(*NAMES[20:25])
+    await spill.work()
+    await spill.fill(*NAMES[30:35])
+    await spill.work()
+    assert [job.custom_id for job in await spill.list()] == [*NAMES[:5], *NAMES[20:25], *NAMES[30:35]]
