@@ -86,6 +86,12 @@ def test_links_that_lead_nowhere_and_pipes_are_named(
         f"slipstream: {folder}/gone.mp4: skipped: it is a link to what is not there",
         f"slipstream: {folder}/pipe.mkv: skipped: it is no regular file",
     ]
+    assert submit(archive, f"{folder}/*[!p].m*", "--name", "pattern") == 2
+    assert list(archive.batches["pattern"].items) == ["b.mp4", "linked.mp4"]
+    assert [line for line in capsys.readouterr().err.splitlines() if "skipped" in line] == told
+    assert submit(archive, folder / "b.mp4", folder / "pipe.mkv", "--name", "words") == 2
+    assert list(archive.batches["words"].items) == ["b.mp4"]
+    assert told[1] in capsys.readouterr().err
 
 
 def test_suffixes_that_are_counted_by_name_are_bounded(

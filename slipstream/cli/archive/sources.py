@@ -197,10 +197,10 @@ class Sources:
             custom_id = os.path.relpath(path, base)
             if custom_id.startswith(os.pardir + os.sep):
                 raise InvalidRequest(f"{path} is not below --root {base}")
-            if is_sendable(path):
-                yield BatchItem(custom_id=item_name(custom_id), source=path)
+            if wrong := _wrong_with(path):
+                self._skip_bad(path, wrong)
             else:
-                self._skip_bad(path, "its name is not UTF-8")
+                yield BatchItem(custom_id=item_name(custom_id), source=path)
 
     def _keep_stdin(self) -> None:
         """Reads stdin once, so that it can be gone through twice and has a digest."""
@@ -250,12 +250,17 @@ def _walk(folder: str, wants: Callable[[str], bool], skip: Skip) -> Iterator[str
             continue
         if is_folder:
             yield from _walk(path, wants, skip)
-        elif os.path.isdir(path) or not wants(name):  # a link to a folder, or none of these files
-            continue
-        elif os.path.isfile(path):
+        elif not os.path.isdir(path) and wants(name):  # a link to a folder is none of these files
             yield path
-        else:
-            skip(path, "it is no regular file" if os.path.exists(path) else "it is a link to what is not there")
+
+
+def _wrong_with(path: str) -> str:
+    """Why a file of this machine cannot be handed in; "" where it can."""
+    if not is_sendable(path):
+        return "its name is not UTF-8"
+    if os.path.isfile(path):
+        return ""
+    return "it is no regular file" if os.path.exists(path) else "it is a link to what is not there"
 
 
 def _counted(left_out: Counter[str]) -> str:
