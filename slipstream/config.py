@@ -95,9 +95,9 @@ def check_range(name: str, value: Any, low: float | None, high: float | None) ->
     if (low is None and high is None) or (least <= value <= most and -math.inf < value < math.inf):
         return
     if low is None or high is None:
-        wanted = f"at least {low:g}" if high is None else f"at most {high:g}"
+        wanted = f"at least {low:.15g}" if high is None else f"at most {high:.15g}"
     else:
-        wanted = f"at least {low:g}" if high >= UINT32_MAX and value < low else f"between {low:g} and {high:g}"
+        wanted = f"at least {low:.15g}" if high >= UINT32_MAX and value < low else f"between {low:.15g} and {high:.15g}"
     raise InvalidRequest(f"{name} must be {wanted}, not {value}")
 
 
@@ -105,7 +105,7 @@ def between(low: float, high: float) -> Check:
     """Accepts numbers in [low, high]."""
 
     def check(value: float) -> str | None:
-        return None if low <= value <= high else f"must be between {low:g} and {high:g}"
+        return None if low <= value <= high else f"must be between {low:.15g} and {high:.15g}"
 
     return check
 

@@ -31,6 +31,11 @@ def test_defaults() -> None:
         config.where = "there"  # type: ignore[misc]
 
 
+def test_bounds_are_told_in_full() -> None:
+    assert between(1024**2, 2**40)(1) == "must be between 1048576 and 1099511627776"
+    assert between(0.01, 1)(2.0) == "must be between 0.01 and 1"
+
+
 def test_a_flag_wins_over_the_environment() -> None:
     environ = {
         "SLIPSTREAM_TOOL_WHERE": "there",
