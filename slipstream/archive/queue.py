@@ -352,7 +352,7 @@ class JobQueue(PartStore, Protocol):
         """Raises `UnknownBatch`, also when `owner` is given and another's."""
 
     async def list_batches(self, owner: str | None = None, limit: int = 100) -> list[BatchRecord]:
-        """The latest first."""
+        """The latest first; without those whose record is damaged."""
 
     async def list_jobs(
         self, batch_id: str, states: frozenset[JobState] = frozenset(), after: int = 0, limit: int = 100

@@ -82,6 +82,8 @@ class RedisQueue:
         limits = policy.max_attempts, policy.max_crashes, policy.max_backlog
         self._header = round(policy.lease_s * 1000), *limits, round(policy.retention_s * 1000), policy.queue_bytes
         self._takes: dict[str, int] = {}
+        self._told: set[str] = set()
+        """Damaged batches that the log has."""
         self._commits = GroupCommit[Sequence[str | int], int](self._finish)
 
     async def open_batch(self, batch: BatchSpec) -> None:
@@ -214,8 +216,18 @@ class RedisQueue:
 
     async def list_batches(self, owner: str | None = None, limit: int = 100) -> list[BatchRecord]:
         ids = texts(await self._run("batches", limit, *([] if owner is None else [owner])))
-        records = [batch_from(batch_id, await self._run("batch", batch_id)) for batch_id in ids]
+        records = [await self._listed(batch_id) for batch_id in ids]
         return [record for record in records if record is not None]
+
+    async def _listed(self, batch_id: str) -> BatchRecord | None:
+        """None also for one that is damaged, which is logged once: it hides no other, and who asks for it hears why."""
+        try:
+            return batch_from(batch_id, await self._run("batch", batch_id))
+        except DamagedRecord as error:
+            if batch_id not in self._told:
+                get_logger().error("batch.damaged", batch_id=batch_id, error=str(error))
+            self._told.add(batch_id)
+            return None
 
     async def list_jobs(
         self, batch_id: str, states: frozenset[JobState] = frozenset(), after: int = 0, limit: int = 100

@@ -103,6 +103,21 @@ async def test_what_is_damaged_is_an_error_of_ours(redis_url: str) -> None:
         await world.redis.aclose()
 
 
+@pytest.mark.parametrize("damage", ["a field", "the type"])
+async def test_a_damaged_batch_hides_no_other(damaged: World, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    redis: Any = damaged.redis
+    await damaged.queue.open_batch(BatchSpec("sound"))
+    if damage == "a field":
+        await redis.hset(f"{damaged.prefix}b:batch", "created", "yesterday")
+    else:
+        await redis.set(f"{damaged.prefix}b:batch", "nothing of the kind")
+    for _ in range(3):
+        assert [batch.batch_id for batch in await damaged.queue.list_batches("")] == ["sound"]
+    assert capsys.readouterr().out.count("batch.damaged") == 1
+    with pytest.raises(DamagedRecord):
+        await damaged.queue.get_batch("batch")
+
+
 @pytest.mark.parametrize("damage", ["counts", "jobs", "a job", "parts"])
 async def test_a_damaged_batch_keeps_no_other_past_its_retention(server: EmbeddedServer, damage: str) -> None:
     policy = QueuePolicy(retention_s=0.001)
