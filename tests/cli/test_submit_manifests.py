@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from slipstream.cli.archive.sources import Sources
 from slipstream.client.batch_handles import make_item
 from slipstream.errors import InvalidRequest
 from tests.cli.fake_archive import FakeArchive
@@ -43,6 +44,25 @@ def test_an_address_that_cannot_be_fetched_is_no_path(
     with pytest.raises(InvalidRequest, match="an address begins with https://"):
         make_item(address)
     assert not archive.batches
+
+
+def test_what_was_handed_in_is_told_where_a_manifest_is_written_to_behind_its_check(
+    archive: FakeArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [json.dumps({"path": f"{number}.mp4"}) for number in range(700)]
+    (manifest := tmp_path / "list.jsonl").write_text("\n".join(lines))
+    check = Sources.check
+
+    def check_and_change(sources: Sources) -> None:
+        check(sources)
+        manifest.write_text("\n".join([*lines[:600], "cut o"]))
+
+    monkeypatch.setattr(Sources, "check", check_and_change)
+    assert submit(archive, manifest) == 2
+    assert len(only_batch(archive)) == 500
+    told = capsys.readouterr().err
+    assert f"slipstream: {manifest} line 601: not a JSON object in UTF-8" in told
+    assert "slipstream: 500 items were handed in before this; the same command goes on behind them" in told
 
 
 def test_a_manifest_on_stdin(archive: FakeArchive, monkeypatch: pytest.MonkeyPatch) -> None:

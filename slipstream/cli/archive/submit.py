@@ -47,7 +47,7 @@ from slipstream.cli.views import complain, printable
 from slipstream.client.archive_client import ArchiveClient, Tell
 from slipstream.client.caption_client import gateway_info
 from slipstream.client.connection import Connection, GatewayAddress
-from slipstream.errors import InvalidConfig, InvalidRequest, SlipstreamError
+from slipstream.errors import InvalidConfig, InvalidRequest, ServiceUnavailable, SlipstreamError
 from slipstream.objects.store import is_object_url
 from slipstream.options import CaptionOptions
 from slipstream.speculation.methods import METHODS
@@ -232,6 +232,10 @@ async def _hand_in(client: ArchiveClient, request: _Request) -> Submitted:
             return await client.submit_all(request.batch, request.items, follow, request.is_left)
     except asyncio.CancelledError:
         _tell(f"interrupted: {so_far.num_handed_in:,} items are handed in, the same command goes on")
+        raise
+    except (SlipstreamError, OSError) as error:
+        if so_far.num_handed_in and not isinstance(error, ServiceUnavailable):  # which says it itself
+            _tell(f"{so_far.num_handed_in:,} items were handed in before this; the same command goes on behind them")
         raise
 
 
