@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote, unquote
 
 import structlog
 from starlette.middleware.cors import CORSMiddleware
@@ -82,11 +82,11 @@ class Api:
             self.front.figures.ended(name, status, time.monotonic() - start)
 
     def _find(self, scope: Scope) -> tuple[Endpoint, dict[str, str]]:
-        path, allowed = scope["path"], set()
+        path, steps, allowed = scope["path"], _steps(scope["raw_path"]), set()
         for pattern, endpoint in self._patterns:
-            found = pattern.fullmatch(path)
+            found = pattern.fullmatch(steps)
             if found and endpoint.method in (scope["method"], {"HEAD": "GET"}.get(scope["method"])):
-                return endpoint, found.groupdict()
+                return endpoint, {name: unquote(value) for name, value in found.groupdict().items()}
             if found:
                 allowed.add(endpoint.method)
         if allowed:
@@ -167,6 +167,11 @@ async def _refuse(call: Call, error: ApiError) -> None:
     await call.body(data)
     await linger(call.receive)
     await call.body(b"", is_last=True)
+
+
+def _steps(raw_path: bytes) -> str:
+    """The path in one spelling; a slash that is part of a name, as `%2F`, stays so."""
+    return "/".join(quote(unquote(step), safe="") for step in raw_path.decode("ascii").split("/"))
 
 
 def _request_id(scope: Scope) -> str:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -43,9 +44,9 @@ def archive() -> Iterator[HeardArchive]:
         yield running
 
 
-async def submit(archive: FakeArchive, items: Sequence[BatchItem] = ITEMS) -> str:
+async def submit(archive: FakeArchive, items: Sequence[BatchItem] = ITEMS, key: str = "films") -> str:
     async with GatewayAddress(archive.address).open() as connection:
-        return (await ArchiveClient(connection).submit(BatchOptions("films"), items)).batch_id
+        return (await ArchiveClient(connection).submit(BatchOptions(key), items)).batch_id
 
 
 async def get(address: str, path: str, more: str = "") -> Any:
@@ -143,6 +144,19 @@ async def test_a_batch_is_cancelled_and_retried(archive: HeardArchive) -> None:
         assert status_of(answer) == 200 and json.loads(answer.partition(b"\r\n\r\n")[2])["retried"] > 0
         answer = await raw(address, post(f"/archive/batches/{batch_id}/cancel", b""))
         assert status_of(answer) == 200 and archive.batches["films"].cancelled
+
+
+@pytest.mark.parametrize("key", ["films/1998", "/", "a/jobs", "%2F", "100%", "..", "x?y#z", "ü €", "a+b"])
+async def test_a_batch_is_found_by_whatever_key_it_has(archive: HeardArchive, key: str) -> None:
+    batch_id = await submit(archive, key=key)
+    async with front_at(archive.address) as address:
+        for path in ("", "/jobs", "/errors"):
+            status, told = await get(address, f"/archive/batches/{quote(key, safe='')}{path}")
+            assert status == 200 and (path or told["batch_id"] == batch_id)
+        answer = await raw(address, post(f"/archive/batches/{quote(key, safe='')}/cancel", b""))
+        assert status_of(answer) == 200 and archive.batches[key].cancelled
+        assert (await get(address, "/archive/batche%73"))[0] == 200
+        assert (await get(address, "/archive%2Fbatches"))[0] == 404
 
 
 async def test_what_is_asked_wrongly_is_named(archive: HeardArchive) -> None:

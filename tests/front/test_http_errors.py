@@ -272,7 +272,7 @@ async def test_a_target_may_name_the_host_as_to_a_proxy(gateway: FakeGateway) ->
         cases = {
             "http://localhost/v1/models": 200,
             "HTTP://127.0.0.1:8000/v1/models?": 200,
-            "https://[::1]/v1/files%2Fx": 400,
+            "https://[::1]/v1/%66iles/x": 400,
             "http://localhost/v1/models?magic=1": 400,
             "http://localhost": 200,
             "http://localhost/nothing": 404,
