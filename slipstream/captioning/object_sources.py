@@ -39,7 +39,8 @@ class ObjectSources:
         many bytes.
 
         Raises:
-            InvalidRequest: it is no address of an object, or this gateway opens none.
+            InvalidConfig: this gateway opens no objects.
+            InvalidRequest: it is no address of an object.
             PermissionDenied: it is below none of the owner's roots, or the store does not let this gateway read it.
             LimitExceeded: it is larger than what is read by ranges may be, or has to be fetched whole and is larger.
             ObjectNotFound, ObjectChanged, ObjectUnavailable: what the store says, also of one that is too slow.
@@ -54,7 +55,7 @@ class ObjectSources:
 
     async def _find(self, source: str, owner: str) -> CachedReader:
         if not self._roots:
-            raise InvalidRequest(
+            raise InvalidConfig(
                 "this gateway opens no objects; start it with --object-roots, or upload the file or give a path"
             )
         url = ObjectUrl.parse(source)
