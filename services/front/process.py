@@ -18,7 +18,7 @@ from slipstream.services.front.config import FrontConfig
 from slipstream.services.front.figures import FrontFigures
 from slipstream.services.front.front import make_front
 from slipstream.services.front.routes import ENDPOINTS
-from slipstream.services.front.server import bound_socket, serving
+from slipstream.services.front.server import address_of, bound_socket, serving
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -51,8 +51,7 @@ async def _serve(config: FrontConfig, listening: socket.socket, parent: int | No
     try:
         async with serving(make_app(front, ENDPOINTS), config, listening, front.stopping, hurry):
             PROCESS.started("front", expiries(config.tls_cert, config.gateway_cert))
-            host, port = listening.getsockname()[:2]
-            get_logger().info("service.ready", address=f"{host}:{port}", pid=os.getpid())
+            get_logger().info("service.ready", address=address_of(listening), pid=os.getpid())
             await wait_for_end([stopping], parent)
     finally:
         if front.batches is not None and running is not None:

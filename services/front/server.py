@@ -135,6 +135,12 @@ def bound_socket(config: FrontConfig) -> socket.socket:
     return listening
 
 
+def address_of(listening: socket.socket) -> str:
+    """HOST:PORT as it is called; a number of IPv6 is in brackets."""
+    host, port = listening.getsockname()[:2]
+    return f"[{host}]:{port}" if listening.family == socket.AF_INET6 else f"{host}:{port}"
+
+
 @contextlib.asynccontextmanager
 async def serving(
     app: ASGIApp, config: FrontConfig, listening: socket.socket, stopping: asyncio.Event, hurry: asyncio.Event

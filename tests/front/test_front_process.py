@@ -17,7 +17,7 @@ from slipstream.services.front.readiness import Readiness
 from tests.cli.fake_gateway import FakeGateway
 from tests.front.test_http_errors import HANG, body_of
 from tests.support.front import CHAT, front_at, front_process, post, raw, status_of
-from tests.support.processes import eventually
+from tests.support.processes import eventually, logged
 
 GET_READY = b"GET /ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
@@ -42,6 +42,18 @@ async def test_a_second_signal_ends_it_at_once(gateway: FakeGateway, tmp_path: P
         rest = await asyncio.wait_for(reader.read(), 60)
         assert b"data: [DONE]" in rest and await asyncio.wait_for(front.wait_exit(), 60) == 0
         writer.close()
+    finally:
+        await front.stop(30)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+async def test_the_log_says_where_it_listens(gateway: FakeGateway, tmp_path: Path, host: str) -> None:
+    front = front_process(gateway.address, tmp_path, host=host)
+    await front.start()
+    try:
+        await front.wait_serving(240)
+        (ready,) = logged(front.log_path, "service.ready")
+        assert ready["address"] == front.address
     finally:
         await front.stop(30)
 

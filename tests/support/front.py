@@ -44,9 +44,9 @@ async def front_at(gateway: str, **options: Any) -> AsyncIterator[str]:
         await front.gateways.close()
 
 
-def front_process(gateway: str, folder: Path, *flags: str) -> HttpProcess:
+def front_process(gateway: str, folder: Path, *flags: str, host: str = "127.0.0.1") -> HttpProcess:
     """A front that is not started yet, with its files in `folder`; it has the same address whenever it starts."""
-    address = gateway_address("127.0.0.1:0")
+    address = gateway_address(f"{host}:0")
     argv = [sys.executable, "-m", "slipstream.services.front", "--listen", address, "--gateway", gateway]
     argv += ["--data", str(folder), "--shared-media", "true", "--drain-s", "1", *flags]
     environ = os.environ | {PARENT_PID_VARIABLE: str(os.getpid())}
