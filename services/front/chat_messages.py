@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from slipstream.errors import SlipstreamError
+from slipstream.objects.store import scheme_of
 from slipstream.options import CaptionOptions
 from slipstream.services.front.api_errors import ApiError, as_api_error
 from slipstream.services.front.json_body import FRAMES_TYPE, Media
@@ -111,9 +112,10 @@ class Asked:
             if media.error:
                 raise ApiError(f"{param} cannot be used: {media.error}", param=param, code="invalid_base64")
             return media
-        if text.startswith("https://"):
+        scheme = scheme_of(text)
+        if scheme == "https":
             return text
-        if text.startswith("file://"):
+        if scheme == "file":
             return _file(text, param)
         raise ApiError(
             f"{param} must be an https:// address, a data: URL in base64, or file:// with a path of the gateway's",
@@ -345,7 +347,7 @@ def _url(said: Any, param: str, known: set[str]) -> Any:
 
 def _file(url: str, param: str) -> RemoteFile:
     """A path, as wherever a file is named so: `?` and `#` are of its name."""
-    host, root, rest = url.removeprefix("file://").partition("/")
+    host, root, rest = url.partition("://")[2].partition("/")
     path = unquote(root + rest)
     if host not in ("", "localhost") or not root or "\0" in path:
         raise ApiError(f"{param} must be of the form file:///PATH", param=param)

@@ -16,6 +16,7 @@ from slipstream.documents.pages import MAX_RANGE_CHARS
 from slipstream.documents.reading import DocumentOptions
 from slipstream.errors import InvalidRequest
 from slipstream.messages import Caption, Segment, SharedFrom
+from slipstream.objects.store import scheme_of
 
 MAX_ITEM_HINT_BYTES = 64 * 1024
 """Of the hints of one job, which wait in the queue with it. An interactive caption may have more."""
@@ -48,7 +49,7 @@ def kind_of(source: str) -> JobKind:
     """What a path or an address is by its extension; that an address is none is said when it is fetched. A key of an
     object may have any characters: its `?` and `#` end no path."""
     try:
-        path = urlsplit(source).path if source.startswith("https://") else source
+        path = urlsplit(source).path if scheme_of(source) == "https" else source
     except ValueError:
         return JobKind.VIDEO
     return JobKind.DOCUMENT if path.lower().endswith(DOCUMENT_EXTENSIONS) else JobKind.VIDEO

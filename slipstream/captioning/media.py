@@ -20,7 +20,7 @@ from slipstream.captioning.fetch import CountedSink, Fetcher, Sink
 from slipstream.captioning.object_sources import ObjectSources
 from slipstream.errors import LimitExceeded, Overloaded, SlipstreamError, UnreadableVideo, VideoNotFound
 from slipstream.frame_size import ANY_SIZE, FrameSize
-from slipstream.objects.store import is_remote_object, path_at
+from slipstream.objects.store import is_file_url, is_remote_object, path_at
 from slipstream.rpc.callers import Places
 from slipstream.rpc.message_limits import steady
 from slipstream.video.film_cuts import SHOT_PIECE_S, Cut, FoundShots, warn_short
@@ -226,7 +226,7 @@ class Media:
         system hangs, and Overloaded for more than is taken of one owner, or of all.
         """
         self._pool.prepare()
-        is_path = "://" not in source or source.startswith("file:///")
+        is_path = "://" not in source or is_file_url(source)
         delivered = partial(self._delivered, whole=whole, most_bytes=most_bytes, counts=counts)
         async with self._open_path(source, owner) if is_path else delivered(source, owner) as file:
             yield file

@@ -20,7 +20,7 @@ from slipstream.client.caption_client import RemotePath
 from slipstream.client.connection import Connection
 from slipstream.config import check_text, is_sendable
 from slipstream.errors import InvalidRequest
-from slipstream.objects.store import check_scheme, is_object_url
+from slipstream.objects.store import check_scheme, is_object_url, scheme_of
 from slipstream.options import CallOptions, keywords_of
 
 # -- what is handed in ------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def item_name(path: str) -> str:
 
 def is_url(source: str) -> bool:
     """Whether it names something to fetch instead of a file."""
-    return source.startswith("https://") or ("://" in source and is_object_url(source))
+    return scheme_of(source) == "https" or is_object_url(source)
 
 
 Videos = Iterable[BatchVideo]

@@ -27,7 +27,7 @@ from slipstream.errors import (
 )
 
 SCHEMES = ("s3", "gs", "az", "file")
-_ADDRESS = re.compile("[a-zA-Z][a-zA-Z0-9+.-]*://")
+_ADDRESS = re.compile("([a-zA-Z][a-zA-Z0-9+.-]*)://")
 CONNECT_S, REQUEST_S, RETRY_S = 10, 60, 60
 MAX_URL_CHARS = 2048
 ALLOW_HTTP = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}
@@ -58,8 +58,8 @@ class ObjectUrl:
     @classmethod
     def parse(cls, text: str) -> "ObjectUrl":
         """Raises `InvalidRequest` for what is no address of an object."""
-        scheme, found, rest = text.partition("://")
-        if not found or scheme not in SCHEMES:
+        scheme, rest = scheme_of(text), text.partition("://")[2]
+        if scheme not in SCHEMES:
             raise InvalidRequest(f"{text!r} is no address of an object: it begins with one of {_listed(SCHEMES)}")
         if scheme == "file":
             if not rest.startswith("/"):
@@ -81,29 +81,40 @@ class ObjectUrl:
         return cls(f"{scheme}://{'/'.join(bucket)}", key[0].lstrip("/") if key else "")
 
 
+def scheme_of(text: str) -> str:
+    """How an address begins, in small letters: it may be written in any (RFC 3986, 3.1). "" for what is none."""
+    found = _ADDRESS.match(text)
+    return found[1].lower() if found else ""
+
+
+def is_file_url(text: str) -> bool:
+    """Whether it is a path of this machine as an address."""
+    return scheme_of(text) == "file" and text.partition("://")[2].startswith("/")
+
+
 def path_at(text: str) -> str:
     """Of file:///PATH the path, in which %XX stands for a byte (RFC 3986), but not for 0, which no path has. A path
     stays as it is."""
-    if not text.startswith("file:///"):
+    if not is_file_url(text):
         return text
-    path = text.removeprefix("file://")
+    path = text.partition("://")[2]
     return path if "%00" in path else unquote(path)
 
 
 def check_scheme(source: str) -> None:
     """Raises `InvalidRequest` for what is meant as an address and cannot be fetched, such as http://HOST/PATH."""
-    if _ADDRESS.match(source) and not source.startswith("https://") and not is_object_url(source):
+    if scheme_of(source) not in ("", "https", *SCHEMES):
         raise InvalidRequest(f"{source}: an address begins with https://, s3://, gs:// or az://")
 
 
 def is_object_url(text: str) -> bool:
     """Whether a source is meant as an object's address."""
-    return text.partition("://")[0] in SCHEMES and "://" in text
+    return scheme_of(text) in SCHEMES
 
 
 def is_remote_object(text: str) -> bool:
     """The same, of one that is not on this machine."""
-    return is_object_url(text) and not text.startswith("file:")
+    return is_object_url(text) and scheme_of(text) != "file"
 
 
 @dataclass(frozen=True)

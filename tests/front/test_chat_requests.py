@@ -57,6 +57,14 @@ def test_a_path_has_no_query_behind_it(host: str) -> None:
         assert read(with_part(part)).medium.source == RemoteFile("/videos/why?/#1 50%.mp4")
 
 
+@pytest.mark.parametrize(
+    ("url", "source"),
+    [("FILE:///videos/a.mp4", RemoteFile("/videos/a.mp4")), ("Https://films.example/a", "Https://films.example/a")],
+)
+def test_a_scheme_may_be_in_capitals(url: str, source: RemoteFile | str) -> None:
+    assert read(with_part({"type": "video_url", "video_url": {"url": url}})).medium.source == source
+
+
 def test_all_that_is_honoured() -> None:
     own = {"method": "hints_draft", "pruner": "uv", "alpha": 0.5, "trace": True, "pages": "1-2", "dpi": 100}
     own |= {"surface": "lines", "stage": "region+page", "ocr": "never"}

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream.archive.messages import JobKind, kind_of
+from slipstream.client.batch_handles import is_url
 from slipstream.errors import InvalidConfig, InvalidRequest
 from slipstream.objects.blocking import local_path, open_file, writing_bytes
-from slipstream.objects.store import ObjectUrl, path_at
+from slipstream.objects.store import ObjectUrl, check_scheme, is_remote_object, path_at
 
 NAMES = st.text(st.sampled_from("ab%20é?# ~"), min_size=1)
 
@@ -26,6 +28,19 @@ def test_what_is_written_is_read_again(root: str, name: str) -> None:
 def test_a_file_has_the_path_that_its_uri_says(name: str) -> None:
     path = Path("/films") / name
     assert local_path(path.as_uri()) == local_path(str(path)) == path
+
+
+@pytest.mark.parametrize(
+    ("text", "root"),
+    [("S3://films/a.PDF", "s3://films"), ("Az://me/films/a.PDF", "az://me/films"), ("FILE:///a.PDF", "file://")],
+)
+def test_a_scheme_may_be_in_capitals(text: str, root: str) -> None:
+    assert ObjectUrl.parse(text) == ObjectUrl(root, "a.PDF")
+    assert is_url(text) and is_remote_object(text) == (root != "file://")
+    assert is_url("HTTPS://films.example/a.pdf") and kind_of("HTTPS://films.example/a.pdf?of=1") is JobKind.DOCUMENT
+    assert path_at("File:///a%20b.mp4") == "/a b.mp4"
+    with pytest.raises(InvalidRequest, match="an address begins with"):
+        check_scheme("HTTP://films.example/a.mp4")
 
 
 def test_only_addresses_of_files_have_bytes_by_number() -> None:

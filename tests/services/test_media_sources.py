@@ -105,9 +105,20 @@ async def test_an_upload_that_is_too_large_is_refused(media: Media) -> None:
 
 
 async def test_items_of_the_archive_are_paths_or_addresses(media: Media) -> None:
-    for source in ("clip.mp4", "https://videos.example/clip.mp4"):
+    for source in ("clip.mp4", "https://videos.example/clip.mp4", "HTTPS://videos.example/clip.mp4"):
         async with media.open_source(source) as file:
             assert len((await media.sample(file, 4, ignore)).frames) == 4
+
+
+@pytest.mark.parametrize("scheme", ["file", "FILE"])
+async def test_a_path_may_be_an_address(tmp_path: Path, scheme: str) -> None:
+    (tmp_path / "a b.mp4").write_bytes(b"a clip")
+    media = media_of(tmp_path)
+    try:
+        async with media.open_source(f"{scheme}://{tmp_path}/a%20b.mp4") as file:
+            assert file.num_bytes == len(b"a clip")
+    finally:
+        media.close()
 
 
 @pytest.mark.parametrize(
