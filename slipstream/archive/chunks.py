@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.archive.queue import DamagedRecord, JobSpec, Priority
+from slipstream.archive.queue import REJECTED, DamagedRecord, JobSpec, Priority
 
 COMPRESS_LEVEL = 6
 
@@ -58,9 +58,13 @@ def chunk_name(batch_id: str, content: bytes) -> str:
 
 def _line_of(job: JobSpec) -> bytes:
     fields = [job.custom_id, job.payload, job.priority, job.rejection, job.cost]
+    if job.rejection_code != REJECTED:  # earlier releases know no other, and cannot read such a chunk
+        fields.append(job.rejection_code)
     return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
 def _job_from(line: bytes) -> JobSpec:
-    custom_id, payload, priority, rejection, cost = json.loads(line)
-    return JobSpec(custom_id, payload, Priority(priority), rejection, int(cost))
+    custom_id, payload, priority, rejection, cost, *code = json.loads(line)
+    return JobSpec(
+        custom_id, payload, Priority(priority), rejection, int(cost), rejection_code=code[0] if code else REJECTED
+    )

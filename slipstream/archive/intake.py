@@ -126,10 +126,10 @@ def read_item(
         if kind is JobKind.DOCUMENT:
             job.merged_document(batch)
         item.check_reading()
-        cost, rejection = _read_cost(item, batch, config, target), ""
+        cost = _read_cost(item, batch, config, target)
     except SlipstreamError as error:
-        cost, rejection = 1, str(error)
-    return JobSpec(item.custom_id, write_job(job), priority, rejection, cost)
+        return JobSpec(item.custom_id, write_job(job), priority, str(error), rejection_code=error.status)
+    return JobSpec(item.custom_id, write_job(job), priority, cost=cost)
 
 
 def _read_cost(item: BatchItem, batch: BatchPayload, config: GatewayConfig, target: ModelInfo | None) -> int:

@@ -123,6 +123,10 @@ class BatchSpec:
     """What all its jobs share, JSON. Opening it again with other options raises `InvalidRequest`."""
 
 
+REJECTED = "INVALID_ARGUMENT"
+"""Of most that cannot run."""
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """A job to hand in. `custom_id` names it within its batch; the same name and payload again is the same job."""
@@ -137,6 +141,8 @@ class JobSpec:
     """Turns of its owner that a run takes, at least 1."""
     traceparent: str = ""
     """Where its trace begins (W3C), if it is traced. That of the first hand-in stands."""
+    rejection_code: str = REJECTED
+    """Name of the gRPC status of the rejection."""
 
 
 class SubmitOutcome(StrEnum):

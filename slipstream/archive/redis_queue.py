@@ -103,15 +103,15 @@ class RedisQueue:
         for job in jobs:
             args += self._job_args(batch_id, job)
             num_bytes += len(job.payload)
-            if len(args) >= 8 * CHUNK_JOBS or num_bytes >= CHUNK_BYTES:
+            if len(args) >= 9 * CHUNK_JOBS or num_bytes >= CHUNK_BYTES:
                 admissions += await self._submit(batch_id, quota, args)
                 args, num_bytes = [], 0
         return admissions + await self._submit(batch_id, quota, args)
 
     def _job_args(self, batch_id: str, job: JobSpec) -> tuple[str | int, ...]:
         name = job_id(batch_id, job.custom_id)
-        said = job.priority, job.payload, sha256(job.payload), job.cost, job.rejection, job.traceparent
-        return name, job.custom_id, *said
+        said = job.priority, job.payload, sha256(job.payload), job.cost, job.rejection, job.rejection_code
+        return name, job.custom_id, *said, job.traceparent
 
     async def _submit(self, batch_id: str, quota: int, args: Sequence[str | int]) -> list[SubmitOutcome]:
         answer = await self._ask("submit", batch_id, quota, *args)

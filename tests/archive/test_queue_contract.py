@@ -217,17 +217,19 @@ async def test_uncounted_retries_are_not_limited(world: World) -> None:
 
 async def test_failed_jobs_do_not_fail_the_batch(world: World) -> None:
     await world.queue.open_batch(BatchSpec("batch"))
-    await world.queue.submit("batch", [*specs("a"), *specs("b", rejection="max_tokens must be positive")])
+    large = specs("c", rejection="too large", rejection_code="OUT_OF_RANGE")
+    await world.queue.submit("batch", [*specs("a"), *specs("b", rejection="max_tokens must be positive"), *large])
     await world.queue.seal_batch("batch")
     assert await world.queue.finish(await take_one(world), Outcome(JobState.FAILED, error="no", error_code="NOT_FOUND"))
     batch = await world.queue.get_batch("batch")
-    assert (batch.state, batch.counts[JobState.FAILED]) == (BatchState.COMPLETED, 2)
+    assert (batch.state, batch.counts[JobState.FAILED]) == (BatchState.COMPLETED, 3)
     assert [(job.error, job.error_code) for job in (await world.jobs()).values()] == [
         ("no", "NOT_FOUND"),
         ("max_tokens must be positive", "INVALID_ARGUMENT"),
+        ("too large", "OUT_OF_RANGE"),
     ]
-    assert (await world.queue.retry_dead("batch", frozenset({JobState.FAILED}))).num_jobs == 2
-    assert len(await world.queue.take("w", 5)) == 2
+    assert (await world.queue.retry_dead("batch", frozenset({JobState.FAILED}))).num_jobs == 3
+    assert len(await world.queue.take("w", 5)) == 3
 
 
 async def test_priorities_are_weighted_and_starve_nobody(world: World) -> None:

@@ -132,7 +132,11 @@ def test_a_row_says_what_the_job_says() -> None:
 
 
 def test_a_chunk_holds_what_was_handed_in() -> None:
-    jobs = [JobSpec("a", "{}"), JobSpec("ü", '{"x":"\\n"}', Priority.LOW, "why", 3), JobSpec("c", "{}")]
+    jobs = [
+        JobSpec("a", "{}"),
+        JobSpec("ü", '{"x":"\\n"}', Priority.LOW, "why", 3),
+        JobSpec("c", "{}", rejection="large", rejection_code="OUT_OF_RANGE"),
+    ]
     name, data = write_chunk("batch", jobs)
     assert Chunk(name, 3, "").jobs_in(data) == jobs
     assert Chunk.read(f"{name} 2 101").jobs_in(data) == [jobs[0], jobs[2]]

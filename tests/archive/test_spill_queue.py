@@ -261,14 +261,15 @@ async def test_a_cancelled_batch_ends_and_its_jobs_are_told(spill: Spill) -> Non
 
 
 async def test_jobs_that_failed_stay_and_are_tried_again(spill: Spill) -> None:
-    jobs = [JobSpec(name, "{}", rejection="no such file" * (number % 10 == 9)) for number, name in enumerate(NAMES)]
+    why = {"rejection": "too large", "rejection_code": "OUT_OF_RANGE"}
+    jobs = [JobSpec(name, "{}", **(why if number % 10 == 9 else {})) for number, name in enumerate(NAMES)]
     await spill.queue.open_batch(BatchSpec("batch", "me"))
     await spill.queue.submit("batch", jobs)
     await spill.queue.seal_batch("batch")
     await spill.work()
     assert await spill.state() is BatchState.COMPLETED
     failed = await spill.list(states=frozenset({JobState.FAILED, JobState.DEAD}))
-    assert [job.custom_id for job in failed] == NAMES[9::10]
+    assert [job.custom_id for job in failed] == NAMES[9::10] and {job.error_code for job in failed} == {"OUT_OF_RANGE"}
     assert (await spill.queue.retry_dead("batch", frozenset({JobState.FAILED}))).num_jobs == 15
     await spill.work()
     assert [(job.custom_id, job.state) for job in await spill.list()] == [(name, JobState.DONE) for name in NAMES]

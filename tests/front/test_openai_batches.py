@@ -91,6 +91,35 @@ async def test_every_request_has_its_line(served: Served) -> None:
     await client.files.delete(uploaded.id)
 
 
+async def test_a_line_is_answered_as_the_request_itself_would_be(served: Served) -> None:
+    good = f"file://{served.folder}/1.mp4"
+    bodies = {
+        "another model": body(served, good, model="another"),
+        "no file": body(served, f"file://{served.folder}/none.mp4"),
+        "no such root": body(served, "file:///etc/passwd"),
+        "no such host": body(served, "https://example.com/a.mp4"),
+        "no video": body(served, data_url(b"no video")),
+        "unknown field": body(served, good, logit_bias={"1": 1}),
+        "unknown method": body(served, good, slipstream={"method": "magic"}),
+        "too many tokens": body(served, good, max_tokens=10**6),
+        "too many frames": body(served, good, slipstream={"num_frames": 10**6}),
+        "too long a prompt": body(served, good, messages=asked(good, "blue " * 10_000)),
+        "too much for the model": body(served, good, messages=asked(good, "blue " * 2500)),
+        "impossible": body(
+            served, good, response_format={"type": "json_schema", "json_schema": {"schema": {"not": {}}}}
+        ),
+    }
+    told = {}
+    for name, asked_for in bodies.items():
+        with pytest.raises(openai.APIStatusError) as refused:
+            await served.client.post("/chat/completions", body=asked_for, cast_to=object)
+        told[name] = refused.value.status_code
+    batch = await ended(served.client, await opened(served.client, [batch_line(*each) for each in bodies.items()]))
+    lines = await lines_of(served.client, batch.error_file_id)
+    assert {line["custom_id"]: line["response"]["status_code"] for line in lines} == told
+    assert set(told.values()) == {400, 404, 413}
+
+
 async def test_a_file_that_cannot_be_read_runs_nothing(served: Served) -> None:
     good = batch_line("a", body(served, "file:///none"))
     batch = await ended(served.client, await opened(served.client, [good, "no JSON", good, '{"custom_id": "b"}']))

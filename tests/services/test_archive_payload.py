@@ -104,6 +104,19 @@ def test_a_jobs_structure_stands_in_place_of_any_of_its_batchs(own: OptionValues
     assert not free.sampling.is_structured, "what is empty asks for free text"
 
 
+@pytest.mark.parametrize(
+    ("own", "code"),
+    [
+        ({"num_frames": CONFIG.max_frames + 1}, "OUT_OF_RANGE"),
+        ({"max_new_tokens": CONFIG.max_new_tokens + 1}, "OUT_OF_RANGE"),
+        ({"method": "none"}, "INVALID_ARGUMENT"),
+    ],
+)
+def test_what_cannot_run_has_the_status_that_a_call_would_have(own: OptionValues, code: str) -> None:
+    job = read_item(BatchItem("a", "/a.mp4", own), 1, BatchPayload("", {}), Priority.NORMAL, CONFIG)
+    assert job.rejection and job.rejection_code == code
+
+
 def test_what_the_target_would_ignore_is_refused_as_it_is_handed_in() -> None:
     older, newer = ModelInfo(), ModelInfo(keeps_structure=True, honours=frozenset({"min_p"}))
     for asked, why in (({"regex": "a+"}, "can keep no text to a"), ({"min_p": 0.1}, "knows no min_p")):

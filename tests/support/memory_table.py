@@ -144,7 +144,7 @@ class JobTable:
         batch.jobs.append(name)
         batch.is_sealed = False
         if spec.rejection:
-            job.set(error=spec.rejection, error_code="INVALID_ARGUMENT")
+            job.set(error=spec.rejection, error_code=spec.rejection_code)
             self._move(job, JobState.FAILED)
         elif batch.is_cancelled:
             self._move(job, JobState.CANCELLED)

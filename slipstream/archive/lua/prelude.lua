@@ -323,7 +323,7 @@ local function next_position(batch)
 end
 
 -- A new job; it has failed if there is a rejection.
-local function add_job(batch, id, custom_id, priority, payload, digest, cost, rejection, trace)
+local function add_job(batch, id, custom_id, priority, payload, digest, cost, rejection, code, trace)
   local fields = { 'batch', batch, 'custom', custom_id, 'priority', priority, 'payload', payload,
     'payload_sha256', digest, 'epoch', 0, 'attempts', 0, 'crashes', 0, 'created', now }
   if tonumber(cost) > 1 then put(fields, 'cost', cost) end
@@ -332,7 +332,7 @@ local function add_job(batch, id, custom_id, priority, payload, digest, cost, re
   if BUDGET > 0 then put(fields, 'at', position) end
   if rejection ~= '' then
     put(fields, 'error', rejection)
-    put(fields, 'code', 'INVALID_ARGUMENT')
+    put(fields, 'code', code)
     move(id, batch, false, 'failed', unpack(fields))
   elseif is_cancelled(batch) then
     move(id, batch, false, 'cancelled', unpack(fields))

@@ -1,5 +1,5 @@
 -- Hands in jobs. Arguments: batch, how many jobs of its owner may wait; then for each: id, custom id, priority, payload,
--- its digest, cost, rejection, traceparent. 'outside': there is no room for it, or jobs before it wait outside.
+-- its digest, cost, rejection, code of that, traceparent. 'outside': there is no room for it, or jobs before it wait outside.
 local batch, out = arg(1), {}
 if redis.call('EXISTS', batch_key(batch)) == 0 then return 'unknown' end
 
@@ -16,7 +16,7 @@ end
 local room = room_of(owner_of(batch), tonumber(arg(2)))
 local outside, has_names, is_open = is_outside(), redis.call('EXISTS', names_key(batch)) == 1, false
 
-local function admit(id, custom_id, priority, payload, digest, cost, rejection, trace)
+local function admit(id, custom_id, priority, payload, digest, cost, rejection, code, trace)
   local known = redis.call('HGET', job_key(id), 'payload_sha256')
   if known then return known == digest and 'known' or 'conflict' end
   local before = has_names and named(batch, id, digest)
@@ -25,14 +25,14 @@ local function admit(id, custom_id, priority, payload, digest, cost, rejection, 
   local will_wait = rejection == '' and not is_cancelled(batch)
   if rejection == '' and is_full() then return 'full' end
   if will_wait and room <= 0 then return 'over_quota' end
-  add_job(batch, id, custom_id, priority, payload, digest, cost, rejection, trace)
+  add_job(batch, id, custom_id, priority, payload, digest, cost, rejection, code, trace)
   is_open = true
   if will_wait then room = room - 1 end
   return 'added'
 end
 
-for i = 3, num_args(), 8 do
-  out[#out + 1] = admit(arg(i), arg(i + 1), arg(i + 2), arg(i + 3), arg(i + 4), arg(i + 5), arg(i + 6), arg(i + 7))
+for i = 3, num_args(), 9 do
+  out[#out + 1] = admit(unpack(ARGV, FIRST_ARG + i, FIRST_ARG + i + 8))
 end
 if is_open then redis.call('HDEL', batch_key(batch), 'sealed') end
 return out
