@@ -17,9 +17,9 @@ from slipstream.services.front.batch_records import Ending, HttpBatch, Stage
 from slipstream.services.front.batches import Batches
 from slipstream.services.front.bodies import json_body, read_json
 from slipstream.services.front.call import Call
+from slipstream.services.front.chat_request import read_metadata
 from slipstream.services.front.files import life_s, list_of, listed, store_of
 
-MAX_METADATA, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 MOST_LISTED = 100
 MAX_WINDOW_S = 7 * 86_400
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])")
@@ -80,7 +80,7 @@ def read_batch(said: Any, idempotency_key: str, owner: str) -> HttpBatch:
         completion_window=str(window),
         created_s=now,
         expires_s=now + window_s,
-        metadata=_metadata(said.get("metadata")),
+        metadata=read_metadata(said.get("metadata")),
         endpoint=endpoint,
         output_life_s=life_s(life.get("anchor"), life.get("seconds"), "output_expires_after") if life else None,
     )
@@ -92,18 +92,6 @@ def _new_id(idempotency_key: str, owner: str, said: Mapping[str, Any]) -> str:
         return secrets.token_hex(16)
     text = repr((idempotency_key, owner, sorted(said.items(), key=str)))
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:32]
-
-
-def _metadata(said: Any) -> Mapping[str, str]:
-    if said is None:
-        return {}
-    if not isinstance(said, dict) or len(said) > MAX_METADATA:
-        raise ApiError(f"metadata must be an object with at most {MAX_METADATA} entries", param="metadata")
-    for key, value in said.items():
-        if not isinstance(value, str) or len(key) > MAX_KEY_CHARS or len(value) > MAX_VALUE_CHARS:
-            limits = f"keys of at most {MAX_KEY_CHARS} characters and texts of at most {MAX_VALUE_CHARS}"
-            raise ApiError(f"metadata must have {limits}", param=f"metadata.{key[:64]}")
-    return said
 
 
 async def get_batch(call: Call) -> None:

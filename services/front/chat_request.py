@@ -104,6 +104,14 @@ OF_PAGES: Mapping[str, type] = {"pages": str, "dpi": int, "ocr_dpi": int, "text_
 """Fields of `slipstream` that are those of `DocumentRequest`."""
 DOCUMENT_FIELDS: Mapping[str, type] = {**OF_PAGES, "surface": str, "stage": str, "ocr": str}
 """And those of `DocumentOptions`."""
+MAX_METADATA, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
+METADATA: Mapping[str, Any] = {
+    "type": "object",
+    "maxProperties": MAX_METADATA,
+    "propertyNames": {"maxLength": MAX_KEY_CHARS},
+    "additionalProperties": {"type": "string", "maxLength": MAX_VALUE_CHARS},
+}
+"""What a client may have told again; a chat request has it for nothing."""
 READ = {
     *("model", "messages", "stream", "stream_options", "stop", "n"),
     *("max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos"),
@@ -313,6 +321,19 @@ def _stream_options(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     if any(options.values()) and not fields.get("stream"):
         raise ApiError("stream_options are for stream: true", param="stream_options")
     return options
+
+
+def read_metadata(said: Any) -> Mapping[str, str]:
+    """A client's own texts, where an answer has them again. Raises `ApiError` for what is none."""
+    if said is None:
+        return {}
+    if not isinstance(said, dict) or len(said) > MAX_METADATA:
+        raise ApiError(f"metadata must be an object with at most {MAX_METADATA} entries", param="metadata")
+    for key, value in said.items():
+        if not isinstance(value, str) or len(key) > MAX_KEY_CHARS or len(value) > MAX_VALUE_CHARS:
+            limits = f"keys of at most {MAX_KEY_CHARS} characters and texts of at most {MAX_VALUE_CHARS}"
+            raise ApiError(f"metadata must have {limits}", param=f"metadata.{key[:64]}")
+    return said
 
 
 def _flag(value: Any, param: str) -> bool:

@@ -15,7 +15,15 @@ from slipstream.services.front.anthropic_request import OF_CHATS as NOT_OF_MESSA
 from slipstream.services.front.anthropic_request import UNANSWERED
 from slipstream.services.front.batch_forms import ENDPOINTS as BATCH_ENDPOINTS
 from slipstream.services.front.chat_messages import MAX_MESSAGES, ROLES
-from slipstream.services.front.chat_request import DOCUMENT_FIELDS, MAX_CHOICES, NEUTRAL, OWN_NAMES, SAMPLING, TOLERATED
+from slipstream.services.front.chat_request import (
+    DOCUMENT_FIELDS,
+    MAX_CHOICES,
+    METADATA,
+    NEUTRAL,
+    OWN_NAMES,
+    SAMPLING,
+    TOLERATED,
+)
 from slipstream.services.front.endpoints import Endpoint, Schema
 from slipstream.services.front.function_calls import CHOICES, MAX_FUNCTIONS, NAME
 from slipstream.services.front.responses_request import IDLE, INCLUDED, OF_CHATS
@@ -98,7 +106,7 @@ NEW_BATCH = {
         "input_file_id": _TEXT,
         "endpoint": {"enum": [*BATCH_ENDPOINTS]},
         "completion_window": {"type": "string", "pattern": "^[1-9][0-9]{0,5}[smhd]$"},
-        "metadata": {"type": ["object", "null"], "additionalProperties": {"type": "string", "maxLength": 512}},
+        "metadata": {"anyOf": [METADATA, _NULL]},
         "output_expires_after": {"type": ["object", "null"]},
     },
     "additionalProperties": _NULL,
@@ -231,6 +239,8 @@ def response_schema() -> Schema:
     others = {name: schema for name, schema in chat["properties"].items() if name not in OF_CHATS}
     own: dict[str, Schema] = {
         "instructions": _TEXT,
+        "metadata": METADATA,
+        "user": {"type": "string"},
         "text": {"type": "object"},
         "include": {"type": "array", "items": {"enum": [*INCLUDED]}},
         "tools": {"type": "array", "items": {"type": "object"}, "maxItems": MAX_FUNCTIONS},

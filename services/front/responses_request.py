@@ -8,7 +8,7 @@ from typing import Any
 
 from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.chat_messages import check_names, object_at, strings_in
-from slipstream.services.front.chat_request import ChatRequest, read_chat
+from slipstream.services.front.chat_request import ChatRequest, read_chat, read_metadata
 from slipstream.services.front.json_body import Media
 
 RENAMED = {"max_output_tokens": "max_completion_tokens"}
@@ -78,10 +78,18 @@ def read_response(body: Any, media: Mapping[str, Media]) -> ChatRequest:
         asked = read_chat(chat, media)
     except ApiError as error:
         raise _renamed(error, _names_of(fields)) from error
+    _check_repeated(fields, media)
+    return _instructed(asked, chat["messages"]) if instructions else asked
+
+
+def _check_repeated(fields: Mapping[str, Any], media: Mapping[str, Media]) -> None:
+    """Raises `ApiError` for what an answer of this protocol cannot have."""
+    read_metadata(fields.get("metadata"))
+    if not isinstance(fields.get("user", ""), str):
+        raise ApiError("user must be text", param="user")
     for name in REPEATED:
         if any(text in media for text in strings_in(fields.get(name))):
             raise ApiError(f"{name} holds a data: URL in base64, which media alone may be", param=name)
-    return _instructed(asked, chat["messages"]) if instructions else asked
 
 
 def sent_names(error: ApiError) -> ApiError:
