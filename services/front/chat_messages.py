@@ -138,10 +138,10 @@ _BESIDE = {"type", "uuid"}
 """What a medium's part may have. By a `uuid` vLLM finds media again; ours are found by their content."""
 
 
-def read_messages(messages: Any, asked: Asked) -> Medium:
+def read_messages(messages: Any, asked: Asked, most: int = MAX_MESSAGES) -> Medium:
     """Gives what is said, and returns the one medium."""
-    if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
-        raise ApiError(f"messages must be a list of 1 to {MAX_MESSAGES}", param="messages")
+    if not isinstance(messages, list) or not 0 < len(messages) <= most:
+        raise ApiError(f"messages must be a list of 1 to {most}", param="messages")
     said = _Said()
     for index, message in enumerate(messages):
         _read_message(object_at(message, f"messages[{index}]"), f"messages[{index}]", asked, said)

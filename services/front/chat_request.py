@@ -14,6 +14,7 @@ from slipstream.sampling.params import MAX_MIN_NEW_TOKENS
 from slipstream.services.front.answer_format import FORMAT_FIELDS, OPTION_OF, read_format
 from slipstream.services.front.api_errors import ApiError, as_api_error
 from slipstream.services.front.chat_messages import (
+    MAX_MESSAGES,
     Asked,
     Medium,
     MediumKind,
@@ -122,7 +123,7 @@ READ = {
 }
 
 
-def read_chat(body: Any, media: Mapping[str, Media]) -> ChatRequest:
+def read_chat(body: Any, media: Mapping[str, Media], most_messages: int = MAX_MESSAGES) -> ChatRequest:
     """The request in a body whose `data:` strings are `media`, by the names that stand for them. Raises `ApiError`."""
     fields = _said(body, "the body")
     for name, value in fields.items():
@@ -141,7 +142,7 @@ def read_chat(body: Any, media: Mapping[str, Media]) -> ChatRequest:
     prediction = fields.get("prediction")
     asked.give("prediction", None if prediction is None else (_prediction(prediction),), "prediction")
     document = _read_own(fields.get("slipstream"), asked)
-    medium = _timed(read_messages(fields.get("messages"), asked), told_of_frames, asked)
+    medium = _timed(read_messages(fields.get("messages"), asked, most_messages), told_of_frames, asked)
     options = asked.options()
     stream_options = _stream_options(fields)
     return ChatRequest(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from slipstream.services.front.api_errors import ApiError
-from slipstream.services.front.chat_messages import check_names, object_at, strings_in
+from slipstream.services.front.chat_messages import MAX_MESSAGES, check_names, object_at, strings_in
 from slipstream.services.front.chat_request import ChatRequest, read_chat, read_metadata
 from slipstream.services.front.json_body import Media
 
@@ -75,7 +75,7 @@ def read_response(body: Any, media: Mapping[str, Media]) -> ChatRequest:
     if "tool_choice" in chat:
         chat["tool_choice"] = _function(chat["tool_choice"])
     try:
-        asked = read_chat(chat, media)
+        asked = read_chat(chat, media, MAX_MESSAGES + 1)  # instructions are no item
     except ApiError as error:
         raise _renamed(error, _names_of(fields)) from error
     _check_repeated(fields, media)
@@ -134,10 +134,10 @@ def _messages(said: Any, instructions: Any) -> Any:
     """An item of the input is a message, in its place; instructions come last, as they are no turn of anybody's."""
     if isinstance(said, str):
         messages: list[Any] = [{"role": "user", "content": said}]
-    elif _is_list(said):
+    elif _is_list(said) and 0 < len(said) <= MAX_MESSAGES:
         messages = [_message(item, f"input[{index}]") for index, item in enumerate(said)]
     else:
-        raise ApiError("input must be text or a list of items", param="input")
+        raise ApiError(f"input must be text or a list of 1 to {MAX_MESSAGES} items", param="input")
     if instructions is not None and not isinstance(instructions, str):
         raise ApiError("instructions must be text", param="instructions")
     return [*messages, {"role": "system", "content": instructions}] if instructions else messages

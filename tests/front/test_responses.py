@@ -13,7 +13,7 @@ from openai.types.responses import Response
 
 from slipstream.messages import Caption, CommittedToken
 from slipstream.services.front.api_errors import ApiError
-from slipstream.services.front.chat_messages import MediumKind, StoredFile
+from slipstream.services.front.chat_messages import MAX_MESSAGES, MediumKind, StoredFile
 from slipstream.services.front.chat_request import ChatRequest, read_chat
 from slipstream.services.front.completions import Completion, Written
 from slipstream.services.front.function_calls import Functions, StreamedCalls
@@ -103,6 +103,17 @@ def test_functions_and_what_they_returned(choice: Any) -> None:
     assert found.functions == Functions(("where",), is_named=choice != "required")
     assert found.options.get("turns", ()) == (PROMPT, '{"name": "where", "arguments": {"place": 1}}')
     assert found.options.prompt == "no"
+
+
+@pytest.mark.parametrize("instructions", [None, "Be brief."])
+def test_instructions_are_no_item(instructions: str | None) -> None:
+    more = {"role": "user", "content": "And then?"}
+    items = [*ASKED, more, *[{"role": "assistant", "content": "A ship."}, more] * (MAX_MESSAGES // 2 - 1)]
+    asked_so = request(instructions=instructions) | {"input": items}
+    assert len(items) == MAX_MESSAGES and read(asked_so).options.get("system", "") == (instructions or "")
+    for wrong in ([], [*items, more]):
+        error = refused(asked_so | {"input": wrong})
+        assert (str(error), error.param) == ("input must be text or a list of 1 to 64 items", "input")
 
 
 def test_an_answer_is_handed_back_as_it_came() -> None:
