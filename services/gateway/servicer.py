@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from typing import TypeVar
 
 import grpc
 import structlog
+from google.protobuf.message import Message
 
 from slipstream import __version__
 from slipstream.captioning.captioner import GatewayCaptioner
@@ -20,15 +22,17 @@ from slipstream.messages import CaptionEvent
 from slipstream.rpc.codec import caption_event, gateway_info_message, read_options
 from slipstream.rpc.document_codec import document_event_messages, read_document_options
 from slipstream.rpc.film_codec import film_event
-from slipstream.rpc.message_limits import chunks_of, first_of
+from slipstream.rpc.message_limits import chunks_of, first_of, of_one_message
 from slipstream.rpc.pools import peer_infos
 from slipstream.rpc.security import current_owner
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 from slipstream.service_info import ArchiveInfo, GatewayInfo
 
 Events = asyncio.Queue[CaptionEvent | None]
+EventT = TypeVar("EventT")
 VIDEO_RULE = "after `options` a caption takes `video` chunks only"
 DOCUMENT_RULE = "after `options` a document takes `document` chunks only"
+PATH_RULE = "`options` name a path, and more followed them: the file is either at its path or sent in chunks"
 
 
 class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
@@ -102,17 +106,10 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
             raise InvalidRequest(f"{name} is for segments and the archive: leave it out")
         structlog.contextvars.bind_contextvars(request_id=plan.request_id)
         with self._captioner.asked(plan):
-            events: Events = asyncio.Queue()
-            working = asyncio.create_task(self._caption(plan, chunks_of(requests, "video", VIDEO_RULE), events))
-            working.add_done_callback(lambda _: events.put_nowait(None))
-            try:
-                while (event := await events.get()) is not None:
+            upload = chunks_of(requests, "video", VIDEO_RULE)
+            async with aclosing(_checked(self._events(plan, upload), requests, plan)) as events:
+                async for event in events:
                     yield caption_event(event)
-                await working
-            finally:
-                working.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await working
 
     async def CaptionSegments(
         self, requests: AsyncIterator[gateway_pb2.CaptionRequest], context: grpc.aio.ServicerContext
@@ -124,7 +121,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         plan = make_plan(asked, self._config, path=options.path, request_id=options.request_id, owner=current_owner())
         structlog.contextvars.bind_contextvars(request_id=plan.request_id)
         upload = chunks_of(requests, "video", VIDEO_RULE)
-        async with aclosing(self._films.caption_interactively(plan, upload)) as events:
+        async with aclosing(_checked(self._films.caption_interactively(plan, upload), requests, plan)) as events:
             async for event in events:
                 yield film_event(event)
 
@@ -136,11 +133,31 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         plan = self._documents.plan(asked, path=options.path, request_id=options.request_id, owner=current_owner())
         structlog.contextvars.bind_contextvars(request_id=plan.request_id)
         upload = chunks_of(requests, "document", DOCUMENT_RULE)
-        events = self._documents.read_interactively(asked, plan, upload)
+        events = _checked(self._documents.read_interactively(asked, plan, upload), requests, plan)
         async with aclosing(events):
             async for event in events:
                 for message in document_event_messages(event):
                     yield message
 
+    async def _events(self, plan: CaptionPlan, upload: AsyncIterator[bytes]) -> AsyncGenerator[CaptionEvent, None]:
+        events: Events = asyncio.Queue()
+        working = asyncio.create_task(self._caption(plan, upload, events))
+        working.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            await working
+        finally:
+            working.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await working
+
     async def _caption(self, plan: CaptionPlan, upload: AsyncIterator[bytes], events: Events) -> None:
         events.put_nowait(await self._captioner.caption_interactively(plan, upload, events.put_nowait))
+
+
+def _checked(
+    events: AsyncGenerator[EventT, None], requests: AsyncIterator[Message], plan: CaptionPlan
+) -> AsyncGenerator[EventT, None]:
+    """What is told of a file that is uploaded, or of one at a path, behind which nothing may come."""
+    return of_one_message(events, requests, PATH_RULE) if plan.path else events

@@ -1,7 +1,8 @@
 """What is expected of a call's messages: which come, and how long who sends and takes them may pause."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -165,3 +166,24 @@ async def chunks_of(requests: AsyncIterator[Message], kind: str, rule: str) -> A
         if message.WhichOneof("message") != kind:
             raise ProtocolViolation(rule)
         yield getattr(message, kind)
+
+
+async def of_one_message(
+    answers: AsyncGenerator[T, None], requests: AsyncIterator[Message], rule: str
+) -> AsyncGenerator[T, None]:
+    """The answers to a call whose first message has said all. Raises `ProtocolViolation`, which says the rule, in place
+    of the next answer where another message has come."""
+    following = asyncio.create_task(_comes(requests))
+    try:
+        async with aclosing(answers):
+            async for answer in answers:
+                if following.done() and following.result():
+                    raise ProtocolViolation(rule)
+                yield answer
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+async def _comes(requests: AsyncIterator[Message]) -> bool:
+    return await anext(aiter(requests), None) is not None

@@ -203,6 +203,32 @@ async def test_after_the_options_comes_the_video(gateway: grpc.aio.Channel) -> N
         assert code == INVALID and "`video` chunks only" in complaint
 
 
+def named(world: World) -> gateway_pb2.CaptionRequest:
+    path = world.folder / "there.mp4"
+    path.write_bytes(world.clips[0])
+    return options_message(**SMALL, path=str(path))
+
+
+async def test_a_video_is_at_its_path_or_comes_in_chunks(gateway: grpc.aio.Channel, world: World) -> None:
+    path = named(world)
+    for more in (upload_messages(world.clips[0])[:1], [options_message(**SMALL)], [gateway_pb2.CaptionRequest()]):
+        code, complaint = await refusal(gateway, [path, *more])
+        assert code == INVALID and "either at its path or sent in chunks" in complaint
+    film = gateway_pb2.CaptionRequest(options=path.options)
+    film.options.segments = "fixed:1s"
+    call = gateway_pb2_grpc.GatewayStub(gateway).CaptionSegments(iter([film, *upload_messages(world.clips[0])]))
+    with pytest.raises(grpc.aio.AioRpcError, match="either at its path or sent in chunks"):
+        async for _ in call:
+            pass
+
+
+async def test_who_names_a_path_need_not_half_close(gateway: grpc.aio.Channel, world: World) -> None:
+    call = gateway_pb2_grpc.GatewayStub(gateway).Caption()
+    await call.write(named(world))
+    events = [event async for event in call]
+    assert events[-1].HasField("summary") and await call.code() is grpc.StatusCode.OK
+
+
 async def test_options_and_nothing_more(gateway: grpc.aio.Channel) -> None:
     code, message = await refusal(gateway, [options_message(**SMALL)])
     assert code == INVALID and "empty" in message

@@ -61,7 +61,8 @@ class GatewayServicer(object):
 
     def Caption(self, request_iterator, context):
         """Captions one video. The first message is `options`; when it names no path, the file follows as `video`
-        chunks and the client half-closes. Ends with exactly one `summary`, or with an error status.
+        chunks and the client half-closes; when it names one, nothing follows. Ends with exactly one `summary`, or with an
+        error status.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
