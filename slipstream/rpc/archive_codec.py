@@ -22,6 +22,7 @@ from slipstream.archive.queue import BatchState, JobState, Priority
 from slipstream.documents.messages import BadDraft, PagePicture
 from slipstream.errors import InvalidRequest
 from slipstream.messages import Caption, Segment, SharedFrom
+from slipstream.options import OPTIONS
 from slipstream.rpc.codec import (
     from_message,
     option_values,
@@ -32,7 +33,6 @@ from slipstream.rpc.codec import (
 )
 from slipstream.rpc.reader import draft_message, read_draft
 from slipstream.rpc.v1 import archive_pb2, gateway_pb2
-from slipstream.sampling.params import STRUCTURES
 
 _JOB_STATES: dict[JobState, Any] = {state: archive_pb2.JobState.Value(f"JOB_STATE_{state.name}") for state in JobState}
 _BATCH_STATES: dict[BatchState, Any] = {
@@ -48,7 +48,7 @@ _BATCH_STATE_NAMES = {number: state for state, number in _BATCH_STATES.items()}
 _PRIORITY_NAMES = {number: priority for priority, number in _PRIORITIES.items()} | {
     archive_pb2.JOB_PRIORITY_UNSPECIFIED: Priority.NORMAL
 }
-_OTHER_STRUCTURES = frozenset(STRUCTURES) - {"choice"}
+_LISTS = tuple(spec.name for spec in OPTIONS if spec.repeated)
 
 # -- submitting -------------------------------------------------------------------------------------------------------
 
@@ -87,10 +87,11 @@ def read_batch_options(message: archive_pb2.BatchOptions) -> BatchOptions:
 
 def batch_item_message(item: BatchItem) -> archive_pb2.BatchItem:
     """An item to submit, for the wire. Raises `InvalidRequest` for one that does not fit it."""
-    options = {"caption": _options_message(item.caption), "document": _document_message(item.document)}
+    caption, document = _options_message(item.caption), _document_message(item.document)
+    emptied = [name for name in _LISTS if item.caption.get(name) is not None and not getattr(caption, name)]
     try:
         kind = None if item.kind is None else _KINDS[item.kind]
-        return to_message(item, archive_pb2.BatchItem, kind=kind, **options)
+        return to_message(item, archive_pb2.BatchItem, kind=kind, caption=caption, document=document, emptied=emptied)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidRequest(f"the item {item.custom_id!r} cannot be sent: {error}") from None
 
@@ -100,7 +101,7 @@ def read_batch_item(message: archive_pb2.BatchItem) -> BatchItem:
     return from_message(
         message,
         BatchItem,
-        caption=option_values(message.caption),
+        caption={**dict.fromkeys(message.emptied, ()), **option_values(message.caption)},
         kind=_KIND_NAMES.get(message.kind),
         document=_document_values(message.document),
     )
@@ -119,14 +120,8 @@ def _document_values(message: archive_pb2.DocumentReading) -> OptionValues:
 
 
 def _options_message(values: OptionValues) -> gateway_pb2.CaptionOptions | None:
-    """None for no options, which leaves the field out. An empty choice asks for free text in the place of a batch's
-    structure, and the wire keeps nothing of a list without values: it goes as an empty regular expression."""
-    if not values:
-        return None
-    message = option_values_message(values)
-    if values.get("choice") is not None and not message.choice and values.keys().isdisjoint(_OTHER_STRUCTURES):
-        message.regex = ""
-    return message
+    """None for no options, which leaves the field out."""
+    return option_values_message(values) if values else None
 
 
 def submitted_message(submitted: Submitted) -> archive_pb2.SubmitBatchResponse:

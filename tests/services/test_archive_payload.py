@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +48,7 @@ from slipstream.errors import InvalidConfig
 from slipstream.messages import Caption, PassCost, SharedFrom, Speculation, VideoFacts
 from slipstream.options import OPTIONS, CaptionOptions
 from slipstream.rpc.archive_codec import batch_item_message, read_batch_item
+from slipstream.rpc.v1 import archive_pb2
 from slipstream.sampling.params import STRUCTURES
 from slipstream.service_info import ModelInfo
 from slipstream.speculation.protocol import FinishReason
@@ -131,10 +132,28 @@ def test_what_the_target_would_ignore_is_refused_as_it_is_handed_in() -> None:
 
 @pytest.mark.parametrize("own", [{"choice": ()}, {"choice": []}, {"regex": ""}, {"json_schema": ""}])
 def test_a_job_that_asks_for_free_text_is_handed_in_so(own: OptionValues) -> None:
-    """A line of a manifest has what `CaptionOptions` made of it, and the wire keeps no list without values."""
+    """A line of a manifest has what `CaptionOptions` made of it."""
     sent = read_batch_item(batch_item_message(BatchItem("a", "/a.mp4", own)))
     merged = JobPayload("", sent.caption, "").merged_options(BatchPayload("", {"choice": ["c"], "seed": 3}))
     assert not merged.sampling.is_structured and merged.seed == 3
+
+
+@pytest.mark.parametrize("name", [spec.name for spec in OPTIONS if spec.repeated])
+@pytest.mark.parametrize("empty", [(), []])
+def test_an_empty_list_of_a_job_takes_its_batchs_back(name: str, empty: Sequence[str]) -> None:
+    item = BatchItem("a", "/a.mp4", {name: empty, "seed": 3})
+    sent = read_batch_item(archive_pb2.BatchItem.FromString(batch_item_message(item).SerializeToString()))
+    batch = BatchPayload("", {name: ("a", "b"), "num_frames": 4})
+    read = read_job(write_job(JobPayload("", sent.caption, "")))
+    assert read.merged_options(batch).given() == {name: (), "seed": 3, "num_frames": 4}
+    assert not read_item(sent, 1, BatchPayload("", {}), Priority.NORMAL, CONFIG).rejection
+
+
+def test_a_list_that_is_none_is_refused_as_it_is_handed_in() -> None:
+    for name in ("seed", "path", "magic"):
+        sent = read_batch_item(archive_pb2.BatchItem(custom_id="a", source="/a.mp4", emptied=[name]))
+        job = read_item(sent, 1, BatchPayload("", {}), Priority.NORMAL, CONFIG)
+        assert name in job.rejection and write_job(JobPayload("", sent.caption, ""))
 
 
 def test_a_schema_of_a_job_may_be_an_object() -> None:

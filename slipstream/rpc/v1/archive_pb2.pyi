@@ -109,20 +109,22 @@ class DocumentReading(_message.Message):
     def __init__(self, pages: _Optional[str] = ..., dpi: _Optional[int] = ..., text_layer: bool = ..., stage: _Optional[str] = ..., ocr: _Optional[str] = ..., surface: _Optional[str] = ...) -> None: ...
 
 class BatchItem(_message.Message):
-    __slots__ = ("custom_id", "source", "caption", "sha256", "kind", "document")
+    __slots__ = ("custom_id", "source", "caption", "sha256", "kind", "document", "emptied")
     CUSTOM_ID_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     CAPTION_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    EMPTIED_FIELD_NUMBER: _ClassVar[int]
     custom_id: str
     source: str
     caption: _gateway_pb2.CaptionOptions
     sha256: str
     kind: JobKind
     document: DocumentReading
-    def __init__(self, custom_id: _Optional[str] = ..., source: _Optional[str] = ..., caption: _Optional[_Union[_gateway_pb2.CaptionOptions, _Mapping]] = ..., sha256: _Optional[str] = ..., kind: _Optional[_Union[JobKind, str]] = ..., document: _Optional[_Union[DocumentReading, _Mapping]] = ...) -> None: ...
+    emptied: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, custom_id: _Optional[str] = ..., source: _Optional[str] = ..., caption: _Optional[_Union[_gateway_pb2.CaptionOptions, _Mapping]] = ..., sha256: _Optional[str] = ..., kind: _Optional[_Union[JobKind, str]] = ..., document: _Optional[_Union[DocumentReading, _Mapping]] = ..., emptied: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SubmitBatchResponse(_message.Message):
     __slots__ = ("batch_id", "num_added", "num_known", "num_conflicts", "conflicts", "num_rejected")
