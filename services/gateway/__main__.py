@@ -94,7 +94,8 @@ async def serve(
     watch = HealthWatch("target", "", peers.target.ask, lifecycle)  # without it there is no gateway
     archive = ArchiveService(config, captioner, documents, watch, lifecycle, queue, tracing_here())
     GatewayServicer(config, captioner, documents, films, archive.info).register(server)
-    ArchiveServicer(config, archive.queue, lifecycle.stopping, tracing_here(), peers, watch).register(server)
+    needed = (watch, archive.watch)
+    ArchiveServicer(config, archive.queue, lifecycle.stopping, tracing_here(), peers, needed).register(server)
     archive.start()
     watching = [asyncio.create_task(watch.run()), asyncio.create_task(peers.watch_draft())]
 

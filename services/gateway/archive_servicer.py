@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -93,12 +93,12 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         stopping: asyncio.Event,
         tracing: Tracing | None = None,
         peers: Peers | None = None,
-        target: HealthWatch | None = None,
+        needed: Sequence[HealthWatch] = (),
     ) -> None:
-        """`peers`: of which the target says what it honours, as far as that is known. `target`: without it this gateway
-        takes no jobs."""
+        """`peers`: of which the target says what it honours, as far as that is known. `needed`: without any of these
+        this gateway takes no jobs."""
         self._config = config
-        self._target = target
+        self._needed = needed
         self._peers = peers
         self._tracing = tracing
         self._stopping = stopping
@@ -235,11 +235,11 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
     def _seen(self, record: BatchRecord) -> Batch:
         """As its owner sees it. Where all of it waits, this gateway's own trouble is nearer than the queue's, however
         long it lasts."""
-        batch, target = batch_of(record), self._target
+        batch, lacked = batch_of(record), next((each for each in self._needed if each.reason), None)
         waits = batch.counts.queued and not batch.counts.running
-        if waits and self._config.archive_slots and target is not None and target.reason:
-            why = f"the gateway that was asked takes no jobs: {target.reason}"
-            return replace(batch, obstacle=why, obstacle_s=target.since_s)
+        if waits and self._config.archive_slots and lacked is not None:
+            why = f"the gateway that was asked takes no jobs: {lacked.reason}"
+            return replace(batch, obstacle=why, obstacle_s=lacked.since_s)
         is_news = time.time() - batch.obstacle_s < RECENT_S
         return batch if is_news else replace(batch, obstacle="", obstacle_s=0.0)
 

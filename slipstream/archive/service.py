@@ -58,6 +58,8 @@ class ArchiveService:
         self._target = target
         self._lifecycle = lifecycle
         self.queue = queue
+        self.watch = HealthWatch("redis", HEALTH_NAME, self._ask, lifecycle)
+        """Of a store that takes writes and gives out jobs."""
         self._tracing = tracing
         self._takes_writes = False
         self._worker: Worker | None = None
@@ -69,8 +71,7 @@ class ArchiveService:
         if self.queue is None:
             return
         config, queue = self._config, self.queue
-        watch = HealthWatch("redis", HEALTH_NAME, self._ask, self._lifecycle)
-        self._begin(watch.run())
+        self._begin(self.watch.run())
         if config.redis:
             self._begin(self._check_keeping(config.redis_url))
         self._begin(_sweep(queue))

@@ -217,11 +217,13 @@ async def test_health_follows_the_takes(monkeypatch: pytest.MonkeyPatch) -> None
 
     await until(lambda: is_said(health_pb2.HealthCheckResponse.NOT_SERVING))
     before = age()
+    assert "takes in a row failed; the log says why" in gateway.archive.watch.reason
     await asyncio.sleep(0.05)
     assert age() > before, "it grows while nothing can be taken"
     is_broken = False
     await until(lambda: is_said(health_pb2.HealthCheckResponse.SERVING))
     await eventually(lambda: gateway.models.num_captions)
+    assert not gateway.archive.watch.reason
     await gateway.archive.close()
 
 

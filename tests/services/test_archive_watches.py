@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -26,13 +27,10 @@ async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         yield served
 
 
-AWAY = "the gateway that was asked takes no jobs: the target does not answer"
-
-
-class Away:
-    """As a gateway knows a target that is away."""
-
-    reason, since_s = "the target does not answer", 5.0
+TOLD = "the gateway that was asked takes no jobs: the target does not answer"
+THERE = SimpleNamespace(reason="", since_s=7.0)
+AWAY = SimpleNamespace(reason="the target does not answer", since_s=5.0)
+"""As a gateway knows what it needs."""
 
 
 async def test_a_watch_tells_changes_only_and_ends(served: Served) -> None:
@@ -63,10 +61,10 @@ async def test_who_watches_is_told_why_jobs_wait(served: Served, monkeypatch: py
     first, second = await served.queue.take("tester", 2)
     await served.queue.retry(first, "no draft here", 60.0, counted=False)
     await eventually_told(call, "no draft here")
-    monkeypatch.setattr(served.servicer, "_target", Away())
+    monkeypatch.setattr(served.servicer, "_needed", (THERE, AWAY))
     assert (await served.archive.get("k")).obstacle == "no draft here", "one of them runs"
     await served.queue.crash(second, "the target died")
-    told = await eventually_told(call, AWAY)
+    told = await eventually_told(call, TOLD)
     assert told.obstacle_s == 5.0
     monkeypatch.undo()
     assert (await served.archive.get("k")).obstacle == "the target died"
@@ -81,11 +79,11 @@ async def test_why_jobs_wait_is_told_while_it_is_so(served: Served, monkeypatch:
     monkeypatch.setattr(servicer_module, "RECENT_S", 0.0)
     told = await served.archive.get("k")
     assert (told.obstacle, told.obstacle_s) == ("", 0.0)
-    monkeypatch.setattr(served.servicer, "_target", Away())
+    monkeypatch.setattr(served.servicer, "_needed", (THERE, AWAY))
     told = await served.archive.get("k")
-    assert (told.obstacle, told.obstacle_s) == (AWAY, 5.0)
+    assert (told.obstacle, told.obstacle_s) == (TOLD, 5.0)
     (batch,) = await archive_at(served.channel).batches()
-    assert why_waiting(batch).endswith(" ago)") and AWAY in why_waiting(batch)
+    assert why_waiting(batch).endswith(" ago)") and TOLD in why_waiting(batch)
 
 
 async def eventually_told(call: Any, obstacle: str) -> archive_pb2.Batch:
