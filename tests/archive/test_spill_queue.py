@@ -292,18 +292,23 @@ async def test_a_batch_of_which_too_many_fail_is_fed_no_more(redis_url: str, tmp
         await spill.queue.close()
 
 
-async def test_a_batch_goes_after_its_retention_and_its_files_stay(spill: Spill, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_on", [True, False])
+async def test_a_batch_goes_after_its_retention_and_its_files_stay(spill: Spill, tmp_path: Path, is_on: bool) -> None:
+    """Also where all gateways but the one that writes files are without `--results-to` again."""
+    sweeper = spill.queue if is_on else RedisQueue(spill.url, spill.name, replace(POLICY, max_backlog=10_000))
     await spill.fill(*NAMES)
     await spill.work(until=150)
     async with Redis.from_url(spill.url) as redis:
         expire = redis.zadd(f"{{{spill.name}}}:expiry", {"batch": 1})
         await expire
-        await spill.queue.sweep()
+        await sweeper.sweep()
         assert len(await spill.list()) == 150, "what is not written yet is kept"
         await spill.work()
         await redis.zadd(f"{{{spill.name}}}:expiry", {"batch": 1})
-        while await spill.queue.sweep():
+        while await sweeper.sweep():
             pass
+    if not is_on:
+        await sweeper.close()
     assert not [key for key in await spill.keys() if key.startswith(("b:", "j:"))]
     assert len(lines_of(tmp_path)) == 150
     await spill.fill(*NAMES)
