@@ -11,7 +11,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -159,10 +159,10 @@ def _rendered(seed: int, num_scenes: tuple[int, int]) -> Path:
     return path
 
 
-def make_parser(name: str, description: str, **flags: Any) -> argparse.ArgumentParser:
+def make_parser(name: str, description: str, from_0: Collection[str] = (), /, **flags: Any) -> argparse.ArgumentParser:
     """The command line of `python -m bench NAME`: a flag `--like-this` for each keyword, whose value is the default or
     (default, help). Values have the type of their default, which for a list is that of its first element; False makes
-    a switch."""
+    a switch. Whole numbers are at least 1, or 0 where that is the default and for those named in `from_0`."""
     parser = argparse.ArgumentParser(prog=f"python -m bench {name}", description=description)
     for flag, given in flags.items():
         default, words = given if isinstance(given, tuple) else (given, None)
@@ -170,11 +170,28 @@ def make_parser(name: str, description: str, **flags: Any) -> argparse.ArgumentP
         if default is False:
             how["action"] = "store_true"
         elif isinstance(default, list):
-            how |= {"nargs": "+", "type": type(default[0]), "metavar": flag.upper()}
+            how |= {"nargs": "+", "type": _type_of(default[0], flag in from_0), "metavar": flag.upper()}
         else:
-            how["type"] = type(default)
+            how["type"] = _type_of(default, flag in from_0)
         parser.add_argument("--" + flag.replace("_", "-"), **how)
     return parser
+
+
+def _type_of(default: Any, from_0: bool) -> Callable[[str], Any]:
+    return at_least(0 if from_0 or not default else 1) if type(default) is int else type(default)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Reads a whole number of a command line."""
+
+    def read(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{number} must be at least {least}")
+        return number
+
+    read.__name__ = "int"  # as argparse calls it where the text is no number
+    return read
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:

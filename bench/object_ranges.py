@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.common import machine_facts, make_parser, run_to_end
+from bench.common import at_least, machine_facts, make_parser, run_to_end
 from bench.output import finish
 from bench.tables import print_rows
 from slipstream.errors import ObjectChanged, ObjectNotFound
@@ -150,9 +150,9 @@ async def _store(cloud: str, folder: Path) -> AsyncIterator[CloudServer]:
 def main(argv: Sequence[str]) -> None:
     """Exits with 1 when a store breaks a promise, or a frame is another one."""
     parser = make_parser("objects", "How much of a film in a bucket is fetched for its frames?")
-    parser.add_argument("--minutes", type=int, nargs="+", default=[1, 10], help="lengths of the films")
-    parser.add_argument("--clip", type=int, nargs=2, help="width and height of one clip instead of films")
-    parser.add_argument("--frames", type=int, nargs="+", default=[16, 32, 128], help="frames that are sampled")
+    parser.add_argument("--minutes", type=at_least(1), nargs="+", default=[1, 10], help="lengths of the films")
+    parser.add_argument("--clip", type=at_least(1), nargs=2, help="width and height of one clip instead of films")
+    parser.add_argument("--frames", type=at_least(1), nargs="+", default=[16, 32, 128], help="frames that are sampled")
     stores = parser.add_argument("--stores", nargs="+", default=["file"], choices=["file", "gs", "az"])
     stores.help = "file: obstore's local one; gs: fake-gcs-server; az: Azurite, both where they are installed"
     rows, promises = run_to_end(_measure(parser.parse_args(argv)))

@@ -261,7 +261,7 @@ def main(argv: Sequence[str]) -> None:
     flags["people"] = (2, "captions one after the other beside a batch")
     flags["rows_alone"] = (False, "only what rows take on this CPU, in processor time")
     flags["no_cpu"] = (False, "replays alone")
-    given = make_parser("ride-along", "What are prompts that ride along worth?", **flags).parse_args(argv)
+    given = make_parser("ride-along", "What are prompts that ride along worth?", ("people",), **flags).parse_args(argv)
     costs = [] if given.no_cpu else row_costs(given.frames, repeats=3)
     print_rows("milliseconds of processor time that a row of a prompt takes", costs)
     if given.rows_alone:

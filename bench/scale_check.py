@@ -245,7 +245,8 @@ def main(argv: Sequence[str]) -> None:
         )
     }
     flags |= {"seeds": ([1], "of `soak`, one after the other; each has a file of its own")}
-    parser = make_parser("scale-check", "Does the archive hold what it promises on engines that exist?", **flags)
+    words, from_0 = "Does the archive hold what it promises on engines that exist?", ("seed", "seeds", "failovers")
+    parser = make_parser("scale-check", words, from_0, **flags)
     parser.add_argument("--only", choices=list(PARTS), nargs="+", default=list(PARTS), help="parts to run")
     given = parser.parse_args(argv)
     reports = run_parts(given.only, lambda name: run_to_end(PARTS[name](given)))

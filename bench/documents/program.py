@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> None:
     counts |= {"stage_pages": (14, "that are read by regions, too")}
     counts |= {"newer": ("", "checkpoint that captions again; made here where none is named")}
     counts |= {"older": (MODELS["target"], "checkpoint of the same model whose captions are hints, too")}
-    parser = make_parser("documents", "Text that is already there as a draft.", **counts)
+    parser = make_parser("documents", "Text that is already there as a draft.", ("seed",), **counts)
     parser.add_argument("--only", nargs="*", choices=sorted(PARTS), default=list(PARTS), help="parts to measure")
     given = parser.parse_args(argv)
     torch.set_num_threads(1)

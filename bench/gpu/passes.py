@@ -16,7 +16,7 @@ import torch
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from bench.common import say
+from bench.common import at_least, say
 from bench.gpu.checks import Report, bounded, make_gpu_parser, parse_device
 from bench.gpu.measure import WINDOWS, Clock, attempt, free, judge, measure_bandwidth, require_step, write_ahead
 from bench.gpu.random_model import GEOMETRIES, NUM_BEFORE, NUM_TEXT, RandomModel, greedy_tokens, tiny
@@ -198,8 +198,8 @@ def _judge_steps(report: Report, name: str, found: dict[str, Any], given: Namesp
 def main_graph(argv: Sequence[str]) -> None:
     parser = make_gpu_parser("gpu-graph", "Decoding passes as they are served.", repeats=20)
     parser.add_argument("--models", nargs="+", default=[*DRAFTS, TARGETS[1]], choices=list(GEOMETRIES), metavar="NAME")
-    parser.add_argument("--video-tokens", nargs="+", type=int, help="8,192 and 25,000")
-    parser.add_argument("--tokens", type=int, help="whose ids are compared; 512")
+    parser.add_argument("--video-tokens", nargs="+", type=at_least(1), help="8,192 and 25,000")
+    parser.add_argument("--tokens", type=at_least(1), help="whose ids are compared; 512")
     given = parse_device(parser, argv)
     given.dtype = torch.float32 if given.tiny else torch.bfloat16
     given.video_tokens = given.video_tokens or ((96, 192) if given.tiny else (8_192, 25_000))

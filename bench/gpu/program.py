@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bench.common import machine_facts, say
+from bench.common import at_least, machine_facts, say
 from bench.gpu.checks import RANDOM, TINY, bounded, make_gpu_parser, name_of, parse_device
 from bench.gpu.measure import Clock, Job, attempt, free, measure_all, measure_bandwidth, measure_encoding
 from bench.gpu.random_model import GEOMETRIES, PAIRS, Geometry, RandomModel, count_parameters, tiny
@@ -76,7 +76,7 @@ def parse_plan(argv: Sequence[str]) -> Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     paired = [name for pair in PAIRS for name in (pair.draft, pair.target)]
     parser.add_argument("--models", nargs="+", default=paired, choices=list(GEOMETRIES), metavar="NAME")
-    parser.add_argument("--video-tokens", nargs="+", type=int)
+    parser.add_argument("--video-tokens", nargs="+", type=at_least(1))
     parser.add_argument("--out", type=Path, help="file for the JSON document, too, as far as it is after each model")
     parser.add_argument("--tables", type=Path, help="folder for replay tables of what was measured")
     plan = parse_device(parser, argv)

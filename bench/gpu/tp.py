@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.common import ROOT, peak_bytes, say
+from bench.common import ROOT, at_least, peak_bytes, say
 from bench.gpu.checks import Report, make_gpu_parser, parse_device
 from bench.gpu.measure import POOL_ROOM, Clock, judge, write_ahead
 from bench.gpu.random_model import GEOMETRIES, Geometry, RandomModel, chain, make_upstream, plan_of, tiny
@@ -300,7 +300,7 @@ def main(argv: Sequence[str]) -> None:
     parser = make_gpu_parser("gpu-tp", "A model over several GPUs.", repeats=10)
     parser.add_argument("--model", default="Qwen2.5-VL-72B", choices=list(GEOMETRIES), metavar="NAME")
     parser.add_argument("--tp", type=_ranks, default=4, help="ranks, of which each has a GPU")
-    parser.add_argument("--video-tokens", type=int, default=None, help="25,000")
+    parser.add_argument("--video-tokens", type=at_least(1), default=None, help="25,000")
     parser.add_argument("--order", default="", help="of a rank that this program started")
     parser.add_argument("--figures", type=Path, help="where rank 0 writes what it has measured")
     given = parse_device(parser, argv)

@@ -259,7 +259,9 @@ def main(argv: Sequence[str]) -> None:
     """Exit status 1 if any text differs, a fault could not strike, or a restarted draft did not join."""
     runs = {kind: (count, "runs of this kind") for kind, count in zip(KINDS, (4, 20, 10, 10), strict=True)}
     others = {"clips": 4, "frames": 32, "max_new_tokens": 1500, "seed": 0}
-    given = make_parser("draft-faults", "Does a dying draft change text?", **runs, **others, **MODELS).parse_args(argv)
+    given = make_parser(
+        "draft-faults", "Does a dying draft change text?", KINDS, **runs, **others, **MODELS
+    ).parse_args(argv)
     faults = plan_faults({kind: getattr(given, kind) for kind in KINDS}, given.clips, given.seed)
     options = StackOptions(endless_copy(given.target), given.draft, threads=1)
     shared = {"num_frames": given.frames, "max_new_tokens": given.max_new_tokens}

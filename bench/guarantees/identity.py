@@ -259,7 +259,9 @@ def parse_work(argv: Sequence[str], folder: Path) -> tuple[list[Task], list[list
     flags["ranks"] = (1, "processes that share the target")
     flags["static_steps"] = ("auto", "of target and draft: auto, on or off")
     flags["random_kv_heads"] = (0, "a pair with random weights and so many key and value heads, for as many ranks")
-    given = make_parser("identity", "Is the stack's text transformers'?", **flags).parse_args(argv)
+    given = make_parser("identity", "Is the stack's text transformers'?", ("clips", "full_clips"), **flags).parse_args(
+        argv
+    )
     if given.random_kv_heads:
         write = partial(write_tiny_llava, kv_heads=given.random_kv_heads)
         pair = write_tiny_pair(folder, seed=1, write=write)

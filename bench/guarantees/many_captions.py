@@ -165,10 +165,7 @@ def _changing_row(name: str, setup_of: SetupOf, num_captions: int) -> dict[str, 
 
 def main(argv: Sequence[str]) -> None:
     flags: dict[str, Any] = {"captions": 100, "tokens": 70, "seed": 0}
-    parser = make_parser("gate", "What a draft costs over many short captions.", **flags)
-    given = parser.parse_args(argv)
-    if given.captions < 1 or given.tokens < 1:
-        parser.error("--captions and --tokens must be at least 1")
+    given = make_parser("gate", "What a draft costs over many short captions.", **flags).parse_args(argv)
     document = measure(given.captions, given.tokens, given.seed)
     columns = ("first", "all", "forgetting_first", "forgetting", "ungated", "trials", "rests", "noticed_after")
     print(f"{'of plain time':20}{''.join(f'{column:>18}' for column in columns)}")

@@ -55,7 +55,7 @@ def parse_work(argv: Sequence[str]) -> tuple[Namespace, list[BenchMethod]]:
     flags |= {"side_clips": (2, "clips for transformers and lossy methods"), "minutes": (27.0, "that it may take")}
     flags |= {"device": ("cpu", "of target and draft"), "dtype": ("auto", "of their weights")}
     flags["temperature"] = (0.0, "of all captions; above 0 transformers and lossy methods are left out")
-    parser = make_parser("methods", "Every method on the same clips.", **flags)
+    parser = make_parser("methods", "Every method on the same clips.", ("side_clips",), **flags)
     parser.add_argument(
         "--vary", nargs="+", default=[], metavar="OPTION=VALUES", help="more rows of slipstream, as alpha=0,0.5,0.9"
     )

@@ -90,8 +90,14 @@ def test_what_a_user_may_be_told_ends_a_program_without_a_traceback(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("gate --captions 0", "--captions and --tokens must be at least 1"),
-        ("gate --tokens -1", "--captions and --tokens must be at least 1"),
+        ("gate --captions 0", "argument --captions: 0 must be at least 1"),
+        ("gate --tokens -1", "argument --tokens: -1 must be at least 1"),
+        ("gate --seed -1", "argument --seed: -1 must be at least 0"),
+        ("gate --tokens many", "argument --tokens: invalid int value: 'many'"),
+        ("simulate-trees --seeds 0", "argument --seeds: 0 must be at least 1"),
+        ("sessions --clients 4 0", "argument --clients: 0 must be at least 1"),
+        ("identity --clips -1", "argument --clips: -1 must be at least 0"),
+        ("objects --clip 0 640", "argument --clip: 0 must be at least 1"),
         ("report nothing.json", "nothing.json: No such file or directory"),
         ("report CHANGELOG.md", "CHANGELOG.md is neither a document of `python -m bench methods` nor"),
         ("report none.json", "none.json is neither a document of `python -m bench methods` nor"),
