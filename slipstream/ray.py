@@ -24,6 +24,7 @@ from slipstream.client.batch_handles import is_url, item_name
 from slipstream.client.caption_client import RemotePath, Video
 from slipstream.client.receipts import caller_receipt
 from slipstream.client.sync_captioner import Captioner, run_in_background
+from slipstream.config import whole_number
 from slipstream.errors import (
     InvalidConfig,
     InvalidRequest,
@@ -34,7 +35,7 @@ from slipstream.errors import (
     VersionMismatch,
 )
 from slipstream.messages import Caption
-from slipstream.options import CaptionOptions
+from slipstream.options import OPTIONS, CaptionOptions
 from slipstream.service_info import GatewayInfo
 
 PAUSES_S = (1.0, 5.0, 25.0)
@@ -43,6 +44,8 @@ MAKERS = ("version", "target_model", "target_revision", "target_dtype", "draft_m
 """What receipts have of what a gateway says of itself; "" is not known, as of a draft that is away."""
 ANSWERS = ("caption", "caption_state", "caption_error", "caption_id")
 """The columns that rows get."""
+WHOLE = frozenset(spec.name for spec in OPTIONS if spec.kind is int)
+"""Options that are whole numbers, which a table has as floats where one of their column is missing."""
 AnswerT = TypeVar("AnswerT")
 
 # -- rows -------------------------------------------------------------------------------------------------------------
@@ -78,10 +81,16 @@ class Columns:
             Row(
                 source=str(said[self.source]),
                 content=said[self.content] if self.content else None,
-                options={name: value for name, value in (said.get(self.options) or {}).items() if value is not None},
+                options=_given(said.get(self.options) or {}),
             )
             for said in rows
         ]
+
+
+def _given(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Those of a struct that has all that any row has: what is null is not given."""
+    given = {name: value for name, value in options.items() if value is not None}
+    return given | {name: whole_number(given[name]) for name in WHOLE & given.keys()}
 
 
 @dataclass(frozen=True)

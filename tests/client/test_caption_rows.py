@@ -130,6 +130,19 @@ def test_content_and_options_of_a_row(tmp_path: Path) -> None:
     assert [job.receipt.video_bytes for job in kept(tmp_path) if job.receipt] == [1, 1]
 
 
+def test_whole_numbers_may_be_floats(tmp_path: Path) -> None:
+    """As pandas has them in a column with gaps."""
+    how = [{"num_frames": 8.0, "temperature": 1.0}, {"num_frames": None, "temperature": None}, {"num_frames": 8.5}]
+    rows = pyarrow.table({"source": ["a", "b", "c"], "how": how})
+    answer = actor(tmp_path, Captioner(), {"seed": 1}, Columns(options="how"))(rows).to_pylist()
+    assert [row["caption"] for row in answer] == [
+        "a saw 'a' {'num_frames': 8, 'temperature': 1.0, 'seed': 1}",
+        "a saw 'b' {'seed': 1}",
+        None,
+    ]
+    assert "num_frames must be a whole number" in answer[2]["caption_error"]
+
+
 def test_what_is_in_a_part_is_not_captioned_again(tmp_path: Path) -> None:
     first = actor(tmp_path, Captioner("first"))(table("a", "b"))
     later = Captioner("later")

@@ -7,7 +7,7 @@ from typing import Any
 
 from slipstream.archive.messages import DOCUMENT_OPTIONS, BatchItem, JobKind, document_options
 from slipstream.client.batch_handles import LONGEST_NAME, is_url
-from slipstream.config import is_sendable
+from slipstream.config import is_sendable, whole_number
 from slipstream.errors import InvalidRequest
 from slipstream.objects.store import ObjectUrl, check_scheme
 from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
@@ -25,7 +25,7 @@ Folder = Path | ObjectUrl
 
 def item_of(fields: Row, folder: Folder) -> BatchItem:
     """The item of one row, in which null says nothing. Raises `InvalidRequest` that says what is wrong with it."""
-    fields = {name: _number(value) for name, value in fields.items() if value is not None}
+    fields = {name: whole_number(value) for name, value in fields.items() if value is not None}
     unknown = sorted(fields.keys() - KNOWN_KEYS)
     if unknown:
         raise InvalidRequest(f"unknown key {unknown[0]!r}; known are {', '.join(sorted(KNOWN_KEYS))}")
@@ -52,11 +52,6 @@ def item_of(fields: Row, folder: Folder) -> BatchItem:
     )
     item.check_reading()
     return item
-
-
-def _number(value: Any) -> Any:
-    """The whole numbers of a table are floats where one of their column is missing; JSON does not tell 32.0 from 32."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _num_bytes(size: Any) -> int:
