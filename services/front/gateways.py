@@ -10,7 +10,7 @@ import grpc
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.caption_client import gateway_info
 from slipstream.client.connection import Connection, GatewayAddress
-from slipstream.errors import ServiceUnavailable, SlipstreamError
+from slipstream.errors import ServiceUnavailable, SlipstreamError, Unauthenticated
 from slipstream.rpc.calls import sent_along, token_metadata
 from slipstream.rpc.probe import probe
 from slipstream.rpc.tls import make_peer_security
@@ -21,6 +21,7 @@ INFO_S = 2.0
 """How long what a gateway says of itself is believed."""
 PROBE_S = 2.0
 ARCHIVE = "slipstream.rpc.v1.Archive"
+NO_TOKENS = "the gateway asks for tokens, and this server hands none on: it must be started with the gateway's --tokens"
 
 
 def short_name(model: str) -> str:
@@ -43,6 +44,7 @@ class Gateways:
         if config.tokens:
             for address in self._addresses:
                 token_metadata(address, self._security, "x")
+        self._has_tokens = bool(config.tokens)
         self._base = GatewayAddress(
             config.gateway, "", config.gateway_ca or None, config.gateway_cert or None, config.gateway_key or None
         ).open()
@@ -95,7 +97,7 @@ class Gateways:
         answers = list((await self._answers(token)).values())
         for said in answers:
             if isinstance(said, SlipstreamError) and not isinstance(said, ServiceUnavailable):
-                raise said
+                raise self._blamed(said)
         return [None if isinstance(said, SlipstreamError) else said for said in answers]
 
     def served_name(self, info: GatewayInfo) -> str:
@@ -123,7 +125,13 @@ class Gateways:
             for said in await asyncio.gather(*some):
                 if not isinstance(said, SlipstreamError):
                     return said
-        raise next(said for look in looks.values() if isinstance(said := look.result(), SlipstreamError))
+        raise self._blamed(next(said for look in looks.values() if isinstance(said := look.result(), SlipstreamError)))
+
+    def _blamed(self, said: SlipstreamError) -> SlipstreamError:
+        """What a caller is told of what a gateway said: whatever token they sent, it is not theirs that the gateway
+        knows none of a front without any."""
+        is_ours = isinstance(said, Unauthenticated) and not self._has_tokens
+        return ServiceUnavailable(NO_TOKENS) if is_ours else said
 
     def _look(self, connection: Connection) -> "asyncio.Task[GatewayInfo | SlipstreamError]":
         """Remembers whether the gateway answers."""

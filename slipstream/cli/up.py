@@ -42,6 +42,10 @@ from slipstream.video.formats import DEFAULT_TIER, TIERS
 # -- up ---------------------------------------------------------------------------------------------------------------
 
 ARCHIVE_PANEL = "Archive"
+NO_TOKENS = (
+    "SLIPSTREAM_GATEWAY_TOKENS has the gateway ask for tokens, and the HTTP front takes none without"
+    " SLIPSTREAM_FRONT_TOKENS, so it can ask the gateway for nothing: set it to the same file, or give --no-http"
+)
 
 
 def http_options(
@@ -222,10 +226,17 @@ def data_folder(environ: Mapping[str, str]) -> Path:
     return user_folder(environ, "XDG_DATA_HOME", ".local/share") / "slipstream"
 
 
+def _lacks_tokens(environ: Mapping[str, str]) -> bool:
+    """Whether the gateway asks for tokens that the front takes from nobody."""
+    return bool(environ.get("SLIPSTREAM_GATEWAY_TOKENS")) and not environ.get("SLIPSTREAM_FRONT_TOKENS")
+
+
 async def _serve(options: StackOptions) -> None:
     if options.reader:
         check_packages()
     tell_models(options)
+    if options.http is not None and _lacks_tokens(os.environ):
+        typer.echo(f"slipstream: {NO_TOKENS}", err=True)
     typer.echo("starting the models and the gateway...", err=True)
     async with Stack(options, report=lambda line: typer.echo(f"slipstream: {line}", err=True)) as stack:
         typer.echo(f"gateway: {stack.gateway_address}")

@@ -67,6 +67,26 @@ def test_up_with_bad_options(arguments: list[str], complaint: str, capsys: pytes
     assert complaint in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("flags", "front", "is_told"), [((), "", True), ((), "tokens", False), (("--no-http",), "", False)]
+)
+def test_a_front_that_lacks_its_gateways_tokens_is_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: tuple[str, ...],
+    front: str,
+    is_told: bool,
+) -> None:
+    def no_stack(*args: object, **kwargs: object) -> None:
+        raise InvalidConfig("nothing is started here")
+
+    monkeypatch.setattr(up, "Stack", no_stack)
+    monkeypatch.setenv("SLIPSTREAM_GATEWAY_TOKENS", "tokens")
+    monkeypatch.setenv("SLIPSTREAM_FRONT_TOKENS", front)
+    assert run(["up", "--no-archive", *flags]) == 2
+    assert ("set it to the same file, or give --no-http" in capsys.readouterr().err) == is_told
+
+
 def test_the_queue_is_kept_among_the_users_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert up.data_folder({}) == tmp_path / ".local/share/slipstream"

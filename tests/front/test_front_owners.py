@@ -4,13 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import grpc
 import openai
 import pytest
 
 from slipstream.errors import InvalidConfig
 from slipstream.rpc.security import new_token
+from slipstream.rpc.v1.gateway_pb2 import GatewayInfo
 from tests.cli.fake_gateway import TEXT, FakeGateway
-from tests.support.front import asked, client_of, data_url, front_at, raw, status_of
+from tests.support.front import asked, client_of, data_url, error_of, front_at, raw, status_of
 
 VIDEO = data_url(b"good")
 
@@ -58,6 +60,24 @@ async def test_owners(gateway: FakeGateway, tokens: tuple[str, str, str], tmp_pa
         with pytest.raises(openai.NotFoundError):
             await his.chat.completions.create(model="big", messages=[{"role": "user", "content": [part]}])
         assert (await hers.files.retrieve(file.id)).id == file.id
+
+
+class AskingGateway(FakeGateway):
+    """Knows no token of those that it is shown."""
+
+    async def GetGateway(self, request: object, context: grpc.aio.ServicerContext[Any, Any]) -> GatewayInfo:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this gateway needs a token that it knows")
+        raise AssertionError
+
+
+async def test_it_is_no_clients_fault_that_the_front_hands_on_no_token(tokens: tuple[str, str, str]) -> None:
+    request = f"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {tokens[1]}\r\n\r\n"
+    with AskingGateway() as asking:
+        async with front_at(asking.address) as address:
+            answer = await raw(address, request.encode())
+            assert status_of(answer) == 503 and "started with the gateway's --tokens" in error_of(answer)["message"]
+        async with front_at(asking.address, tokens=tokens[0]) as address:
+            assert status_of(await raw(address, request.encode())) == 401
 
 
 @pytest.mark.parametrize(("scheme", "status"), [("Bearer", 200), ("bearer", 200), ("BEARER", 200), ("Basic", 401)])
