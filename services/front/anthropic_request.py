@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipstream.services.front.api_errors import ApiError
-from slipstream.services.front.chat_messages import check_names, object_at, strings_in, text_at
+from slipstream.services.front.chat_messages import MAX_MESSAGES, check_names, object_at, strings_in, text_at
 from slipstream.services.front.chat_request import ChatRequest, read_chat
 from slipstream.services.front.json_body import Media
 from slipstream.services.front.responses_request import check_idle
@@ -99,7 +99,7 @@ def read_message(body: Any, media: Mapping[str, Media], names: SentNames) -> Cha
     chat["messages"] = messages.read(fields.get("messages"), fields.get("system"))
     chat |= {"tools": tools.read(fields.get("tools")), "tool_choice": _choice(fields.get("tool_choice"))}
     names.add(messages.names | tools.names)
-    return read_chat(chat, media)
+    return read_chat(chat, media, len(chat["messages"]))  # what the system says is none of them, nor what tools return
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
@@ -116,7 +116,9 @@ class _Messages:
 
     def read(self, said: Any, system: Any) -> list[dict[str, Any]]:
         """What the system says comes last, as it is no turn of anybody's."""
-        for index, message in enumerate(_list(said, "messages")):
+        if not 0 < len(_list(said, "messages")) <= MAX_MESSAGES:
+            raise ApiError(f"messages must be a list of 1 to {MAX_MESSAGES}", param="messages")
+        for index, message in enumerate(said):
             self._read_message(dict(object_at(message, f"messages[{index}]")), f"messages[{index}]")
         if system is not None:
             content = system if isinstance(system, str) else [_text(block) for block in _list(system, "system")]

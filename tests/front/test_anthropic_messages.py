@@ -237,6 +237,14 @@ def test_errors_about_the_system_name_it(messages: Any) -> None:
     assert (error.param, str(error)) == ("system", "system has 9000 characters")
 
 
+def test_only_the_messages_themselves_are_counted() -> None:
+    """What several functions return is one of them, and what the system says is none."""
+    returned = {"role": "user", "content": [RESULT] * 3}
+    said = [user(VIDEO), *[answer(USE), returned] * 31, {"role": "user", "content": "So?"}]
+    assert len(read(request(messages=said, system="Be brief.")).options.get("turns", ())) == 62
+    assert refused(request(messages=[*said, returned])).param == "messages"
+
+
 # -- what is told -----------------------------------------------------------------------------------------------------
 
 
