@@ -188,7 +188,7 @@ def model_options(
 
 def video_at(word: str) -> Path | RemotePath:
     """A file here, or an object that the gateway opens."""
-    return RemotePath(word) if is_object_url(word) else Path(word)
+    return RemotePath(word) if "://" in word and is_object_url(word) else Path(word)
 
 
 def check_no_models(options: StackOptions, flag: str) -> None:
