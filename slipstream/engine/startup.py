@@ -207,6 +207,11 @@ async def start_model(
     """
     if rank_here():
         raise InvalidConfig("torchrun spreads targets only; start this service by itself, or with --gpus")
+    if sys.flags.optimize > 1:
+        raise InvalidConfig(
+            "Python leaves out docstrings here, which transformers reads: start it without -OO, or with"
+            " PYTHONOPTIMIZE=1 in place of 2"
+        )
     config.pin()
     order = rank_order(config, strict_width)
     if config.prefill_threads and order.size > 1:

@@ -166,10 +166,10 @@ def service_argv(options: StackOptions, name: str, addresses: Mapping[str, str])
 
 
 def service_environment(name: str, given: Mapping[str, str]) -> dict[str, str]:
-    """What a service of this name is given: not the token that its user sends, nor the options of other services, which
-    may hold the queue's password, nor that this process is a rank of `torchrun`, as its models are none."""
+    """What a service of this name is given: not its user's token, nor options of other services, which may hold the
+    queue's password, nor what is about this process: that it is a rank of `torchrun`, or has no docstrings."""
     foreign = tuple(f"SLIPSTREAM_{other.upper()}_" for other in _default_modules() if other != name)
-    unwanted = (TOKEN_VARIABLE, "RANK")
+    unwanted = (TOKEN_VARIABLE, "RANK", "PYTHONOPTIMIZE")
     return {key: value for key, value in given.items() if key not in unwanted and not key.startswith(foreign)}
 
 

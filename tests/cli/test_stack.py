@@ -255,6 +255,11 @@ def test_models_of_a_rank_of_torchrun_are_no_ranks(name: str) -> None:
     assert local.service_environment(name, {"RANK": "1", "PATH": "/bin"}) == {"PATH": "/bin"}
 
 
+def test_services_keep_their_docstrings() -> None:
+    """Which transformers reads."""
+    assert local.service_environment("target", {"PYTHONOPTIMIZE": "2", "PATH": "/bin"}) == {"PATH": "/bin"}
+
+
 async def test_a_start_that_takes_too_long(options: StackOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.stack.local.PROGRESS_S", 0.4)
     told: list[str] = []

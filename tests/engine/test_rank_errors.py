@@ -80,6 +80,12 @@ async def test_torchrun_spreads_targets_only(monkeypatch: pytest.MonkeyPatch) ->
         await startup.start_model(config(), lambda error: None)
 
 
+async def test_without_docstrings_no_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup.sys, "flags", SimpleNamespace(optimize=2))
+    with pytest.raises(InvalidConfig, match="transformers reads: start it without -OO"):
+        await startup.start_model(config(), lambda error: None)
+
+
 def text_model(**changes: Any) -> SimpleNamespace:
     return SimpleNamespace(
         **{"num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18_944} | changes
