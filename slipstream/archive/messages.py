@@ -221,8 +221,8 @@ class Batch:
     parts_bytes: int = 0
     """That they take in the queue."""
     obstacle: str = ""
-    """Why a job of it was given back to wait, the last time that one was, if it was in the last ten minutes; or why the
-    gateway that was asked takes none. And when, or since when."""
+    """Why a job of it was given back to wait, the last time that one was, if it was in the last ten minutes and none is
+    done since; or why the gateway that was asked takes none. And when, or since when."""
     obstacle_s: float = 0.0
 
     @property

@@ -275,7 +275,7 @@ class BatchRecord:
     parts_done: int = 0
     parts_bytes: int = 0
     obstacle: str = ""
-    """Why a job of it was given back, the last time that one was; and when."""
+    """Why a job of it was given back, the last time that one was, if none was done since; and when."""
     obstacle_s: float = 0.0
 
     @property

@@ -126,6 +126,17 @@ async def test_a_batch_tells_why_a_job_of_it_was_given_back_last(world: World) -
     assert (told.obstacle, told.obstacle_s) == ("", 0.0), "that was before somebody looked after it"
 
 
+async def test_what_kept_jobs_waiting_is_told_until_one_is_done(world: World) -> None:
+    await fill(world, "a", "b", "c")
+    first, second, third = await world.queue.take("w", 3)
+    assert await world.queue.retry(first, "the target is away", 30.0, counted=False)
+    assert await world.queue.finish(second, Outcome(JobState.FAILED, error="no such file"))
+    assert (await world.queue.get_batch("batch")).obstacle == "the target is away"
+    assert await world.queue.finish(third, DONE)
+    told = await world.queue.get_batch("batch")
+    assert (told.obstacle, told.obstacle_s) == ("", 0.0)
+
+
 async def test_a_live_lease_is_kept_whatever_the_jobs_length(world: World) -> None:
     """Named by the mutation guard: no renewal."""
     await fill(world, "a")

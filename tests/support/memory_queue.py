@@ -90,6 +90,8 @@ class MemoryQueue(JobTable):
             if len(job.parts) < job.record.parts_total:
                 raise DamagedRecord("parts are missing")
             job.set(result=outcome.result)
+            batch = self._batches[job.record.batch_id]
+            batch.obstacle, batch.obstacle_s = "", 0.0
             job.content_key = outcome.content_key
             if outcome.content_key:
                 self._results[outcome.content_key] = lease.job_id

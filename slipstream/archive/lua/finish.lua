@@ -21,6 +21,7 @@ local function finish(id, worker, epoch, state, result, digest, why, code, conte
   move(id, batch, 'running', state, unpack(fields))
   drop(entry)
   if state == 'done' and content ~= '' then redis.call('SET', P .. 'r:' .. content, id) end
+  if state == 'done' then redis.call('HDEL', batch_key(batch), 'obstacle', 'obstacle_at') end -- it runs again
   if progress then redis.call('HDEL', job_key(id), 'progress') end
   for i = 1, #meta, 2 do
     if string.sub(meta[i], 1, 2) == 't:' then add(batch_key(batch), meta[i], meta[i + 1]) end
