@@ -3,9 +3,9 @@ Nothing is decoded here, so pictures of strangers are parsed by the gateway's co
 
 import shutil
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Literal
 
 from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.json_body import Media, Window
@@ -17,6 +17,9 @@ _SIZES = {0xC0, 0xC1, 0xC2}
 """JPEG markers that tell the size: baseline, extended, progressive."""
 _MAX_SEGMENTS = 1000
 """Looked at in search of that one: each holds up to 64 KiB of metadata. Of a WebP's chunks as many."""
+_MAX_EXIF_BYTES = 64 * 1024
+"""Looked at in search of how a WebP is turned, which stands at its beginning; a JPEG's holds no more."""
+_ORDERS: Mapping[str, Literal["little", "big"]] = {"<": "little", ">": "big"}
 _HAS_INDEX, _KEY_FRAME = 0x10, 0x10
 
 
@@ -52,23 +55,52 @@ def frame_of(picture: Window) -> Frame:
 
 
 def _webp(picture: Window) -> Frame:
-    """By its chunks. AVI has no name for those that VP8 has not written."""
+    """By its chunks. AVI has no name for those that VP8 has not written, and cannot say how to turn a picture."""
+    found: Frame | None = None
+    for name, start, length in _webp_chunks(picture):
+        if name in (b"VP8L", b"ANIM"):
+            raise ValueError(f"it is {'a lossless' if name == b'VP8L' else 'an animated'} WebP; send PNGs instead")
+        picture.seek(start)
+        if name == b"EXIF" and exif_orientation(picture.read(min(length, _MAX_EXIF_BYTES))) > 1:
+            raise ValueError("it is a WebP that is shown turned, as its EXIF says; turn it, or send a JPEG instead")
+        if name == b"VP8 " and found is None:
+            head = picture.read(10)
+            if len(head) < 10 or head[3:6] != b"\x9d\x01\x2a":
+                break
+            width, height = (side & 0x3FFF for side in struct.unpack("<HH", head[6:]))
+            if not width or not height:
+                break
+            found = Frame(b"VP80", width, height, picture.part(start, start + length))
+    if found is None:
+        raise ValueError("it is a WebP without a picture at its beginning")
+    return found
+
+
+def _webp_chunks(picture: Window) -> Iterator[tuple[bytes, int, int]]:
+    """Name, beginning and length of each."""
     position = 12
     for _ in range(_MAX_SEGMENTS):
         picture.seek(position)
-        head = picture.read(18)
-        name, length = head[:4], int.from_bytes(head[4:8], "little")
-        if name in (b"VP8L", b"ANIM"):
-            raise ValueError(f"it is {'a lossless' if name == b'VP8L' else 'an animated'} WebP; send PNGs instead")
-        position += 8
-        if name == b"VP8 " and len(head) == 18 and head[11:14] == b"\x9d\x01\x2a":
-            width, height = (side & 0x3FFF for side in struct.unpack("<HH", head[14:]))
-            if width and height:
-                return Frame(b"VP80", width, height, picture.part(position, position + length))
-        if name == b"VP8 " or len(head) < 8:
-            break
-        position += length + length % 2
-    raise ValueError("it is a WebP without a picture at its beginning")
+        head = picture.read(8)
+        if len(head) < 8:
+            return
+        length = int.from_bytes(head[4:], "little")
+        yield head[:4], position + 8, length
+        position += 8 + length + length % 2
+
+
+def exif_orientation(exif: bytes) -> int:
+    """How a picture is to be turned: 1 is not at all, or not said."""
+    tiff = exif.removeprefix(b"Exif\0\0")
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
+    if order is None or len(tiff) < 8:
+        return 1
+    start = struct.unpack(f"{order}I", tiff[4:8])[0]
+    for entry in range(start + 2, len(tiff) - 11, 12)[: int.from_bytes(tiff[start : start + 2], _ORDERS[order])]:
+        tag, kind, count, value = struct.unpack(f"{order}HHIH", tiff[entry : entry + 10])
+        if (tag, kind, count) == (0x0112, 3, 1):
+            return int(value)
+    return 1
 
 
 def jpeg_size(picture: Window) -> tuple[int, int]:

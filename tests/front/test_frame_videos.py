@@ -1,16 +1,19 @@
 """Pictures as a video: the decoder sees each of them, and what is no picture is refused by its number."""
 
 import io
+import struct
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from slipstream.services.front.api_errors import ApiError
-from slipstream.services.front.frames import frame_of, jpeg_size, write_avi
+from slipstream.services.front.frames import exif_orientation, frame_of, jpeg_size, write_avi
 from slipstream.services.front.json_body import Window
 from slipstream.video.decode import sample_video
 from slipstream.video.messages import DecodeLimits
@@ -50,6 +53,16 @@ def test_every_kind_of_png() -> None:
     assert shades == [255] * 6 + [1], "the last says 255 of 65,535"
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_a_webp_that_is_upright_may_say_so(order: str) -> None:
+    write_avi(windows([turned(1, order)]), 1.0, io.BytesIO(), "video")
+
+
+@given(st.binary(max_size=40), st.sampled_from([b"", b"Exif\0\0", b"II*\0", b"MM\0*\0\0\0\x08"]))
+def test_whatever_stands_in_exif_is_read(exif: bytes, head: bytes) -> None:
+    assert 0 <= exif_orientation(head + exif) <= 65_535
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_webp_is_what_vp8_has_written_in_it(count: int) -> None:
     """Its metadata and what it says of transparency stay behind."""
@@ -69,6 +82,14 @@ def other_webp(**how: Any) -> bytes:
     return written.getvalue()
 
 
+def turned(orientation: int, order: str = "<") -> bytes:
+    entries = (0x0110, 2, 2, ord("a"), 0), (0x0112, 3, 1, orientation, 0)
+    tiff = struct.pack(f"{order}IH", 8, len(entries)) + b"".join(
+        struct.pack(f"{order}HHIHH", *each) for each in entries
+    )
+    return other_webp(exif=b"Exif\0\0" + {"<": b"II*\0", ">": b"MM\0*"}[order] + tiff + bytes(4))
+
+
 ANIMATED = other_webp(save_all=True, append_images=[Image.new("RGB", (64, 48), "blue")])
 
 
@@ -77,6 +98,8 @@ ANIMATED = other_webp(save_all=True, append_images=[Image.new("RGB", (64, 48), "
     [
         (other_webp(lossless=True), "a lossless WebP; send PNGs"),
         (ANIMATED, "an animated WebP; send PNGs"),
+        (turned(6), "shown turned, as its EXIF says"),
+        (turned(3, ">"), "shown turned, as its EXIF says"),
         (webp(1)[:12], "without a picture"),
         (webp(1)[:29], "without a picture"),
         (webp(1)[:23] + bytes(7), "without a picture"),
