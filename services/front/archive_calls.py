@@ -14,6 +14,7 @@ from slipstream.archive.subtitles import make_cues
 from slipstream.messages import Caption
 from slipstream.service_info import GatewayInfo
 from slipstream.services.front.api_errors import ApiError
+from slipstream.services.front.batch_records import is_of_http
 from slipstream.services.front.call import Call
 from slipstream.services.front.completions import Completion, Written
 from slipstream.services.front.gateways import short_name
@@ -103,7 +104,11 @@ async def retry_archive_batch(call: Call) -> None:
     if wanted not in ("true", "false"):
         raise ApiError("failed must be true or false", param="failed")
     async with call.while_there():
-        number = await call.front.gateways.archive(call.token).retry(call.params["batch"], wanted == "true")
+        archive = call.front.gateways.archive(call.token)
+        if not _may_retry(await archive.get(call.params["batch"])):
+            why = "the batch has ended, and no line of its files would tell of what runs again"
+            raise ApiError(f"{why}: hand those requests in anew", status=409, param="batch", code="batch_ended")
+        number = await archive.retry(call.params["batch"], wanted == "true")
     await call.answer({"retried": number})
 
 
@@ -129,7 +134,13 @@ def shown_gateway(info: GatewayInfo | None) -> dict[str, Any]:
 
 def shown_batch(batch: Batch) -> dict[str, Any]:
     """A batch as JSON."""
-    return asdict(batch) | {"state": batch.state.value, "is_ended": batch.is_ended}
+    said = {"state": batch.state.value, "is_ended": batch.is_ended, "may_retry": _may_retry(batch)}
+    return asdict(batch) | said
+
+
+def _may_retry(batch: Batch) -> bool:
+    """What runs again of a batch of /v1/batches that has ended would be in none of its files."""
+    return not (batch.is_ended and is_of_http(batch.key))
 
 
 def shown_job(job: Job, norms: BatchNorms) -> dict[str, Any]:

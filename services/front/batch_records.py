@@ -19,6 +19,14 @@ from slipstream.services.front.file_store import owner_key, sync, sync_folder
 _BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 
 
+_KEY = "http-"
+
+
+def is_of_http(key: str) -> bool:
+    """Whether what the archive calls so was opened here."""
+    return key.startswith(_KEY) and bool(_BATCH_ID.fullmatch(key.removeprefix(_KEY)))
+
+
 class Stage(StrEnum):
     """How far a batch is."""
 
@@ -71,7 +79,7 @@ class HttpBatch:
     @property
     def key(self) -> str:
         """What it is called in the archive."""
-        return f"http-{self.batch_id}"
+        return f"{_KEY}{self.batch_id}"
 
     def file_id(self, what: str) -> str:
         """Of its output or error file: the same, whoever writes it."""

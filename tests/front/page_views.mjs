@@ -173,6 +173,26 @@ const journeys = {
     return { numLooks, isTold: isTold() };
   },
 
+  /** Of batches with something that failed, those that may run again and those that may not. */
+  async retries() {
+    const counts = { total: 1, queued: 0, running: 0, done: 0, failed: 1, dead: 0, cancelled: 0 };
+    const found = { key: "k", batch_id: "b", state: "completed", is_ended: true, counts, totals: { shared: 0, skipped: 0 } };
+    const mayRetry = [];
+    for (const may_retry of [true, false]) {
+      const pauses = [];
+      globalThis.setTimeout = (go) => pauses.push(go);
+      globalThis.fetch = async (path) => {
+        if (path.endsWith("/errors")) return json({ errors: [] });
+        return json(path.includes("/jobs") ? { jobs: [], next_page: null } : { ...found, may_retry });
+      };
+      const main = new Element("main");
+      (await script("batch.js")).batch(main, "b");
+      await until(() => pauses.length === 1);
+      mayRetry.push(!button(main, "Retry").disabled);
+    }
+    return { mayRetry };
+  },
+
   /** What pauses leave at the signal of their page. */
   async pauses() {
     const { pause } = await script("api.js");

@@ -16,6 +16,7 @@ from slipstream.messages import Segment
 from slipstream.rpc.security import new_token
 from slipstream.rpc.v1 import archive_pb2 as pb
 from slipstream.services.front.archive_calls import shown_part
+from slipstream.services.front.batch_records import HttpBatch
 from slipstream.services.front.norms import KnownNorms
 from tests.cli.fake_archive import Context, FakeArchive
 from tests.cli.fake_gateway import FakeGateway
@@ -23,6 +24,7 @@ from tests.front.conftest import Served
 from tests.support.front import error_of, front_at, post, raw, status_of
 
 NAMES = ("good", "bad", "dead", "good-2", "bad-2", "stuck")
+HTTP_KEY = HttpBatch(f"batch_{'a' * 32}", "", "", 0, 0).key
 ITEMS = [BatchItem(custom_id=f"<b>{name}", source=f"/v/{name.partition('-')[0]}.mp4") for name in NAMES]
 
 
@@ -157,6 +159,22 @@ async def test_a_batch_is_found_by_whatever_key_it_has(archive: HeardArchive, ke
         assert status_of(answer) == 200 and archive.batches[key].cancelled
         assert (await get(address, "/archive/batche%73"))[0] == 200
         assert (await get(address, "/archive%2Fbatches"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("key", "names", "may_retry"),
+    [("films", "bad", True), (HTTP_KEY, "bad", False), (f"{HTTP_KEY}0", "bad", True), (HTTP_KEY, "bad stuck", True)],
+)
+async def test_of_an_http_batch_that_has_ended_nothing_runs_again(
+    archive: HeardArchive, key: str, names: str, may_retry: bool
+) -> None:
+    """Its files are written, and would not have it."""
+    batch_id = await submit(archive, [BatchItem(name, f"/v/{name}.mp4") for name in names.split()], key)
+    async with front_at(archive.address) as address:
+        _, told = await get(address, f"/archive/batches/{batch_id}")
+        answer = await raw(address, post(f"/archive/batches/{batch_id}/retry?failed=true", b""))
+    assert told["may_retry"] is may_retry and status_of(answer) == (200 if may_retry else 409)
+    assert may_retry or error_of(answer)["code"] == "batch_ended"
 
 
 async def test_what_is_asked_wrongly_is_named(archive: HeardArchive) -> None:

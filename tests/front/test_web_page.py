@@ -136,5 +136,9 @@ def test_why_a_batch_cannot_be_cancelled_stays_when_it_is_asked_for_anew(scripts
     assert seen("refused_cancel", scripts) == {"numLooks": 2, "isTold": True}
 
 
+def test_what_no_file_would_tell_of_is_not_offered_to_run_again(scripts: Path) -> None:
+    assert seen("retries", scripts) == {"mayRetry": [True, False]}
+
+
 def test_what_waits_leaves_nothing_behind_on_a_page_that_stays_open(scripts: Path) -> None:
     assert seen("pauses", scripts) == {"left": 0, "last": "AbortError"}

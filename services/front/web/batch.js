@@ -74,7 +74,7 @@ class BatchView {
     this.cards.show({ State: found.state, Items: counts.total, Waiting: counts.queued, Running: counts.running, Done: counts.done, Failed: counts.failed, "Given up (dead)": counts.dead, Cancelled: counts.cancelled, "Marked texts": markedOf(found), "Shared, skipped": `${totals.shared}, ${totals.skipped}` });
     const waits = whyWaiting(found);
     if (this.waits.textContent !== waits) this.waits.textContent = waits;
-    this.retry.disabled = !counts.failed && !counts.dead;
+    this.retry.disabled = !found.may_retry || (!counts.failed && !counts.dead);
     this.cancel.disabled = found.is_ended;
     this.errors.show(errors.errors.map((group) => [`${group.state} ${group.code} ${group.message}`, [group.message || "no reason was given", group.code, group.state, group.count, group.such_as.join(", ")]]));
     this.jobs.show(jobs.jobs.map((job) => [job.job_id, this.#row(job)]));
