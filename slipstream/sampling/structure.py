@@ -55,7 +55,8 @@ class Structures:
 
     async def opened(self, params: SamplingParams) -> "Structure":
         """Like `open`, on other threads. New structures wait for each other's trials, and nothing else does, such as
-        the prompts of other texts."""
+        the prompts of other texts; but all threads wait for the first one, as llguidance keeps Python's lock while it
+        reads the tokens."""
         if _digest(params) not in self._known:
             await asyncio.get_running_loop().run_in_executor(self._trials, self._check, params)
         return await asyncio.to_thread(self.open, params)
