@@ -65,11 +65,17 @@ class SentNames:
         return error
 
     def _renamed(self, text: str) -> str:
-        paths = sorted(self._ours, key=len, reverse=True)
-        known = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, paths))})(?!\w)")
-        return known.sub(lambda found: self._ours[found[0]], re.sub(r"^stop\b", "stop_sequences", text))
+        return _PATH.sub(lambda found: self._sent(found[0]), re.sub(r"^stop\b", "stop_sequences", text))
+
+    def _sent(self, path: str) -> str:
+        """By the longest beginning that is known: a body may have made a hundred thousand paths."""
+        end = len(path)
+        while end > 0 and path[:end] not in self._ours:
+            end = max(path.rfind(".", 0, end), path.rfind("[", 0, end))
+        return self._ours[path[:end]] + path[end:] if end > 0 else path
 
 
+_PATH = re.compile(r"(?<![\w.])[a-z_]+(?:\[\d+\]|\.\w+)*")
 _KINDS_SAID = (
     ('must be "required", name a function, or be "none"', "must be of type any, tool or none"),
     ("one of text, video_url, video, image_url, file", "one of text, image, document, video"),

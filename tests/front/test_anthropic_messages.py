@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -237,12 +238,14 @@ def test_errors_about_the_system_name_it(messages: Any) -> None:
     assert (error.param, str(error)) == ("system", "system has 9000 characters")
 
 
-def test_only_the_messages_themselves_are_counted() -> None:
-    """What several functions return is one of them, and what the system says is none."""
-    returned = {"role": "user", "content": [RESULT] * 3}
-    said = [user(VIDEO), *[answer(USE), returned] * 31, {"role": "user", "content": "So?"}]
-    assert len(read(request(messages=said, system="Be brief.")).options.get("turns", ())) == 62
-    assert refused(request(messages=[*said, returned])).param == "messages"
+def test_an_error_about_many_blocks_is_soon_told() -> None:
+    """Nobody else is served meanwhile: less than the reading of them takes."""
+    names, started = SentNames(), time.process_time()
+    with pytest.raises(ApiError) as error:
+        read(request(messages=[user(*[{"type": "text", "text": "x"}] * 20_000)], max_tokens=0), names)
+    is_read = time.process_time()
+    assert names.told(error.value).param == "max_tokens"
+    assert time.process_time() - is_read < is_read - started
 
 
 # -- what is told -----------------------------------------------------------------------------------------------------
