@@ -31,7 +31,9 @@ OWN = {"messages", "system", "stop_sequences", "tools", "tool_choice", "output_c
 """Fields that are read here; all others are called as in a chat request."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 """How a function is chosen, here and there."""
-UNUSED = {"cache_control", "citations"}
+KEPT = "cache_control"
+"""How a block, or the whole request, is to be kept."""
+UNUSED = {KEPT, "citations"}
 """What a block says of how it is kept or quoted, which changes no answer: prefixes are found again by themselves, and
 nothing is quoted."""
 SOURCES = {"base64": "data", "url": "url", "file": "file_id"}
@@ -87,7 +89,8 @@ _KINDS_SAID = (
 def read_message(body: Any, media: Mapping[str, Media], names: SentNames) -> ChatRequest:
     """The chat request that asks for the same, of whose fields `names` is told. Raises `ApiError`, of which
     `SentNames.told` makes one about the fields of this request, where it is none yet."""
-    fields = {name: value for name, value in object_at(body, "the body").items() if value is not None}
+    said = object_at(body, "the body").items()
+    fields = {name: value for name, value in said if value is not None and name != KEPT}
     for name, ours in OF_CHATS.items():
         if name in fields:
             raise ApiError(f"{ours} says this here; fields of chat completions are not read", param=ours)
@@ -257,7 +260,7 @@ class _Tools:
         if function.pop("type", None) not in (None, "custom"):
             what = f'{where}.type must be "custom": this server runs no tools'
             raise ApiError(what, param=f"{where}.type", code="unsupported_value")
-        function.pop("cache_control", None)
+        function.pop(KEPT, None)
         check_names(function, {"name", "description", "input_schema", "strict"}, where)
         function["parameters"] = function.pop("input_schema", None)
         self.names |= {theirs: where, f"{theirs}.parameters": f"{where}.input_schema"}

@@ -11,8 +11,8 @@ from slipstream.option_specs import OptionSpec
 from slipstream.options import OPTIONS
 from slipstream.services.front.answer_format import IDLE_SWITCHES, OPTION_OF
 from slipstream.services.front.anthropic_request import IDLE as MESSAGE_IDLE
+from slipstream.services.front.anthropic_request import KEPT, UNANSWERED
 from slipstream.services.front.anthropic_request import OF_CHATS as NOT_OF_MESSAGES
-from slipstream.services.front.anthropic_request import UNANSWERED
 from slipstream.services.front.batch_forms import ENDPOINTS as BATCH_ENDPOINTS
 from slipstream.services.front.chat_messages import MAX_MESSAGES, ROLES
 from slipstream.services.front.chat_request import (
@@ -278,6 +278,7 @@ def message_schema() -> Schema:
         **_or_null(own),
         "messages": {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": message},
         **{name: _idle(values) for name, values in MESSAGE_IDLE.items()},
+        KEPT: {},
     }
     return {"type": "object", "required": ["model", "messages"], "properties": properties} | {
         "additionalProperties": _NULL

@@ -72,6 +72,7 @@ def test_what_has_another_name_is_the_same() -> None:
         "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
         "stop_sequences": ["END"],
         "output_config": {"format": {"type": "json_schema", "schema": WHERE}},
+        "cache_control": {"type": "ephemeral"},
         **{name: values[-1] for name, values in IDLE.items()},
     }
     parts = [{"type": "text", "text": PROMPT}, {"type": "video_url", "video_url": {"url": URL}}]

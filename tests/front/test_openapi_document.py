@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slipstream.services.front.chat_request import DOCUMENT_FIELDS
-from slipstream.services.front.openapi import NEW_BATCH, chat_schema, response_schema
+from slipstream.services.front.openapi import NEW_BATCH, chat_schema, message_schema, response_schema
 from slipstream.services.front.routes import DOCUMENT, ENDPOINTS
 
 
@@ -36,7 +36,7 @@ def test_what_may_be_said_of_documents_is_told() -> None:
     assert _not_null(own["ocr"]) == {"enum": ["always", "paying", "never"]}
 
 
-@pytest.mark.parametrize("schema", [chat_schema(), response_schema(), NEW_BATCH])
+@pytest.mark.parametrize("schema", [chat_schema(), response_schema(), message_schema(), NEW_BATCH])
 def test_what_is_null_asks_for_nothing_here_too(schema: Any) -> None:
     """Who checks requests by the document refused what the front takes, as clients write it."""
     optional = {name: inner for name, inner in schema["properties"].items() if name not in schema["required"]}
@@ -52,6 +52,7 @@ def test_what_the_front_takes_is_told() -> None:
     assert _not_null(chat["top_k"])["minimum"] == -1
     assert chat["messages"]["items"]["required"] == ["role"], "an answer may be calls alone"
     assert _may_be_null(_not_null(response["reasoning"])["properties"]["effort"])
+    assert message_schema()["properties"]["cache_control"] == {}
 
 
 def _may_be_null(schema: Any) -> bool:
