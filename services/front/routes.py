@@ -60,7 +60,8 @@ ENDPOINTS = (
     ),
     Endpoint(
         "POST", "/v1/messages", create_message, "The same, as Anthropic's protocol has it.", MESSAGE,
-        {JSON_TYPE: message_schema()}, content=(JSON_TYPE, EVENTS_TYPE), tell_error=error_body,
+        {JSON_TYPE: message_schema()}, query={"beta": {"type": "string"}}, content=(JSON_TYPE, EVENTS_TYPE),
+        tell_error=error_body,
     ),
     Endpoint(
         "POST", "/v1/files", create_file, "Uploads a file.", FILE, {"multipart/form-data": UPLOAD}

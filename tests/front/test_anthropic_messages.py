@@ -425,6 +425,13 @@ async def test_a_picture(served: Served, client: anthropic.AsyncAnthropic) -> No
 
 
 @pytest.mark.asyncio(loop_scope="session")
+async def test_the_clients_beta_interface(served: Served, client: anthropic.AsyncAnthropic) -> None:
+    """Clients before 1.0 ask by `?beta=true` then."""
+    message = await client.messages.create(**given_of(served), extra_query={"beta": "true"})
+    assert message.content[0].type == "text"
+
+
+@pytest.mark.asyncio(loop_scope="session")
 async def test_what_is_wrong_is_told_as_an_error(served: Served, client: anthropic.AsyncAnthropic) -> None:
     with pytest.raises(anthropic.APIStatusError) as refused:
         await client.messages.create(**given_of(served, max_tokens=10**6))
