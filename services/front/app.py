@@ -26,13 +26,11 @@ from slipstream.services.front.bodies import ClientGone, linger
 from slipstream.services.front.browsers import Browsers, listed
 from slipstream.services.front.call import EVENTS_TYPE, JSON_TYPE, Call
 from slipstream.services.front.config import FrontConfig
-from slipstream.services.front.endpoints import Endpoint
+from slipstream.services.front.endpoints import API_KEY, Endpoint
 from slipstream.services.front.front import Front
 
 GONE = 499
 """What is logged and counted where the client went before its answer was whole."""
-API_KEY = "x-api-key"
-"""Where Anthropic's clients say their token."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,100}")
 
 

@@ -8,6 +8,8 @@ from slipstream.services.front.call import Call
 
 Serve = Callable[[Call], Awaitable[None]]
 Schema = Mapping[str, Any]
+API_KEY = "x-api-key"
+"""Where Anthropic's clients say their token."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from slipstream.services.front.chat_request import (
     SAMPLING,
     TOLERATED,
 )
-from slipstream.services.front.endpoints import Endpoint, Schema
+from slipstream.services.front.endpoints import API_KEY, Endpoint, Schema
 from slipstream.services.front.function_calls import CHOICES, MAX_FUNCTIONS, NAME
 from slipstream.services.front.responses_request import IDLE, INCLUDED, OF_CHATS
 
@@ -267,7 +267,6 @@ def message_schema() -> Schema:
     blocks: Schema = {"anyOf": [_TEXT, {"type": "array", "items": {"type": "object"}}]}
     own: dict[str, Schema] = {
         "system": blocks,
-        "stop_sequences": {"type": "array", "items": _TEXT, "maxItems": 16},
         "output_config": {"type": "object"},
         "tools": {"type": "array", "items": {"type": "object"}, "maxItems": MAX_FUNCTIONS},
         "tool_choice": {"type": "object", "required": ["type"]},
@@ -276,6 +275,7 @@ def message_schema() -> Schema:
     properties = {
         **others,
         **_or_null(own),
+        "stop_sequences": chat["properties"]["stop"],
         "messages": {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": message},
         **{name: _idle(values) for name, values in MESSAGE_IDLE.items()},
         KEPT: {},
@@ -309,9 +309,12 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": {"Error": ERROR},
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": API_KEY},
+            },
         },
-        "security": [{}, {"token": []}],
+        "security": [{}, {"token": []}, {"key": []}],
     }
 
 

@@ -249,6 +249,14 @@ def test_an_error_about_many_blocks_is_soon_told() -> None:
     assert time.process_time() - is_read < is_read - started
 
 
+def test_only_the_messages_themselves_are_counted() -> None:
+    """What several functions return is one of them, and what the system says is none."""
+    returned = {"role": "user", "content": [RESULT] * 3}
+    said = [user(VIDEO), *[answer(USE), returned] * 31, {"role": "user", "content": "So?"}]
+    assert len(read(request(messages=said, system="Be brief.")).options.get("turns", ())) == 62
+    assert refused(request(messages=[*said, returned])).param == "messages"
+
+
 # -- what is told -----------------------------------------------------------------------------------------------------
 
 

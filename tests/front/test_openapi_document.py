@@ -52,7 +52,11 @@ def test_what_the_front_takes_is_told() -> None:
     assert _not_null(chat["top_k"])["minimum"] == -1
     assert chat["messages"]["items"]["required"] == ["role"], "an answer may be calls alone"
     assert _may_be_null(_not_null(response["reasoning"])["properties"]["effort"])
-    assert message_schema()["properties"]["cache_control"] == {}
+    message = message_schema()["properties"]
+    assert message["cache_control"] == {}
+    assert message["stop_sequences"] == chat["stop"], "one may stand without a list"
+    assert DOCUMENT["components"]["securitySchemes"]["key"]["name"] == "x-api-key"
+    assert {"key": []} in DOCUMENT["security"]
 
 
 def _may_be_null(schema: Any) -> bool:

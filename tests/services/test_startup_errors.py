@@ -32,7 +32,7 @@ async def check(name: str, folder: Path, complaint: str, *flags: str, **env: str
         (("--target", "x", "--video-roots", "/nowhere"), {}, "--video-roots: '/nowhere' is no directory"),
         (("--target", "x", "--video-roots", "/nowhere/{owner}"), {}, "--video-roots: '/nowhere' is no directory"),
         (("--target", "x", "--video-roots", "/" + "x" * 256), {}, "xxx' is no directory"),
-        (("--target", "x", "--metrics", "a..b:9"), {}, "--metrics: cannot listen on a..b:9: encoding"),
+        (("--target", "x", "--metrics", "a..b:9"), {}, "--metrics: cannot listen on a..b:9: "),
         (("--target", "x", "--video-roots", "/tmp/of-{owner}"), {}, "{owner} must be the whole name of a folder"),
         (("--target", "x"), {"SLIPSTREAM_GATEWAY_MAX_FRAME": "3"}, "SLIPSTREAM_GATEWAY_MAX_FRAME is no option"),
         (("--target", "x"), {"SLIPSTREAM_GATEWAY_MAX_FRAMES": "x"}, "--max-frames: 'x' is no int"),
