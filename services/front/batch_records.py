@@ -17,8 +17,6 @@ from slipstream.services.front.batch_forms import CHAT
 from slipstream.services.front.file_store import owner_key, sync, sync_folder
 
 _BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
-
-
 _KEY = "http-"
 
 

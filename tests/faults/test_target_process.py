@@ -108,13 +108,13 @@ async def at_a_cable(
     cable, path = Cable(fragile_stack.process("target").address), folder / "cable.sock"
     draft = fragile_stack.process("draft").address
     peers = ("--target", f"unix:{path}", "--draft", draft, "--draft-timeout-s", "30")
-    async with (
-        await asyncio.start_unix_server(cable.take, path),
-        running("gateway", folder, *peers) as gateway,
-        open_channel(gateway.address) as channel,
-    ):
-        yield replace(fragile_stack, gateway=channel), cable
-        cable.cut()
+    server = await asyncio.start_unix_server(cable.take, path)
+    try:
+        async with running("gateway", folder, *peers) as gateway, open_channel(gateway.address) as channel:
+            yield replace(fragile_stack, gateway=channel), cable
+            cable.cut()
+    finally:
+        server.close()  # as a context it also waits for who is still connected, from Python 3.12 on
 
 
 @pytest.mark.parametrize("kind", some(KINDS, keep=("sampled", "drafts itself", "lossy")))
