@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipstream.services.front.api_errors import ApiError
-from slipstream.services.front.chat_messages import MAX_MESSAGES, check_names, object_at, strings_in, text_at
+from slipstream.services.front.chat_messages import check_names, list_of_messages, object_at, strings_in, text_at
 from slipstream.services.front.chat_request import ChatRequest, read_chat
 from slipstream.services.front.json_body import Media
 from slipstream.services.front.responses_request import check_idle
@@ -125,9 +125,7 @@ class _Messages:
 
     def read(self, said: Any, system: Any) -> list[dict[str, Any]]:
         """What the system says comes last, as it is no turn of anybody's."""
-        if not 0 < len(_list(said, "messages")) <= MAX_MESSAGES:
-            raise ApiError(f"messages must be a list of 1 to {MAX_MESSAGES}", param="messages")
-        for index, message in enumerate(said):
+        for index, message in enumerate(list_of_messages(said)):
             self._read_message(dict(object_at(message, f"messages[{index}]")), f"messages[{index}]")
         if system is not None:
             content = system if isinstance(system, str) else [_text(block) for block in _list(system, "system")]

@@ -138,12 +138,17 @@ _BESIDE = {"type", "uuid"}
 """What a medium's part may have. By a `uuid` vLLM finds media again; ours are found by their content."""
 
 
+def list_of_messages(said: Any, most: int = MAX_MESSAGES) -> list[Any]:
+    """Raises `ApiError` for what is none, and for a longer one."""
+    if not isinstance(said, list) or not 0 < len(said) <= most:
+        raise ApiError(f"messages must be a list of 1 to {most}", param="messages")
+    return said
+
+
 def read_messages(messages: Any, asked: Asked, most: int = MAX_MESSAGES) -> Medium:
     """Gives what is said, and returns the one medium."""
-    if not isinstance(messages, list) or not 0 < len(messages) <= most:
-        raise ApiError(f"messages must be a list of 1 to {most}", param="messages")
     said = _Said()
-    for index, message in enumerate(messages):
+    for index, message in enumerate(list_of_messages(messages, most)):
         _read_message(object_at(message, f"messages[{index}]"), f"messages[{index}]", asked, said)
     if (number := len(said.media)) != 1:
         cure = "send pictures that belong together as the frames of one video"

@@ -156,9 +156,9 @@ class DraftLine(ABC):
         """Chooses the tokens that go on behind that end."""
         return ChosenAhead(self.sampler, [*self.output], self.width)
 
+    @abstractmethod
     def go_on(self, token_ids: Sequence[int], ahead: Ahead) -> None:
-        """They follow it. Only lines that have such an end are told."""
-        raise NotImplementedError
+        """They follow it, as many as `end_of_chain` has allowed."""
 
     # what is kept
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from slipstream.engine.draft_session import DraftLine, PassCosts
+from slipstream.engine.draft_session import Ahead, DraftLine, PassCosts
 from slipstream.engine.segments import Window
 from slipstream.session_messages import DraftTokens
 from slipstream.speculation.protocol import ROOT, TokenTree
@@ -121,6 +121,10 @@ class StaticTreeLine(DraftLine):
         """The next level follows."""
         assert self._tree is not None, "it has begun where it goes on"
         self._tree.grow(rows, self.sampler.rank)
+
+    def go_on(self, token_ids: Sequence[int], ahead: Ahead) -> None:
+        """None do: it has no such end."""
+        assert not token_ids, "a level of a tree takes a pass"
 
     def _rows_foreseen(self, num_output: int, suffix: Sequence[int], num_behind: int) -> Sequence[int]:
         if self._tree is None or len(self._tree.text) != num_output:

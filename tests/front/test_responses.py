@@ -16,18 +16,17 @@ from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.chat_messages import MAX_MESSAGES, MediumKind, StoredFile
 from slipstream.services.front.chat_request import ChatRequest, read_chat
 from slipstream.services.front.completions import Completion, Written
-from slipstream.services.front.function_calls import Functions, StreamedCalls
+from slipstream.services.front.function_calls import Functions
 from slipstream.services.front.json_body import JsonBody
 from slipstream.services.front.responses import REPEATED, ResponseForm
 from slipstream.services.front.responses_request import IDLE, read_response, sent_names
 from slipstream.speculation.protocol import FinishReason
 from tests.front.conftest import NUM_FRAMES, Served
-from tests.support.front import PROMPT, asked, data_url
+from tests.support.front import PROMPT, asked, data_url, events_of, told_calls
 
 URL = "https://example.org/a.mp4"
 WHERE = {"type": "object", "properties": {"place": {"enum": ["at sea", "on land"]}}, "required": ["place"]}
 TOOL = {"type": "function", "name": "where", "parameters": WHERE, "strict": True}
-CHAT_TOOL = {"type": "function", "function": {"name": "where", "parameters": WHERE, "strict": True}}
 
 
 JSON_FORMAT = {"type": "json_schema", "name": "place", "schema": WHERE}
@@ -211,13 +210,9 @@ def test_the_field_that_was_sent_is_named(fields: dict[str, Any], param: str) ->
 # -- what is told -----------------------------------------------------------------------------------------------------
 
 
-def events_of(told: bytes) -> list[dict[str, Any]]:
-    """Each is what its line says it is, and their numbers have no gap."""
-    events = []
-    for block in told.decode().removesuffix("\n\n").split("\n\n"):
-        head, _, data = block.partition("\ndata: ")
-        events.append(json.loads(data))
-        assert head == f"event: {events[-1]['type']}"
+def numbered(told: bytes) -> list[dict[str, Any]]:
+    """Its events; their numbers have no gap."""
+    events = events_of(told)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     return events
 
@@ -256,7 +251,7 @@ def test_a_stream_tells_what_the_whole_has(pieces: list[str], is_cut: bool) -> N
     stream = told.begin({})
     for token in tokens:
         stream += told.add({"content": token.piece}, [token], {})
-    events = events_of(stream + told.end(written, [], {}))
+    events = numbered(stream + told.end(written, [], {}))
     last, whole = events[-1], form().whole([written])
     assert last["type"] == ("response.incomplete" if is_cut else "response.completed")
     assert last["response"] == whole | {"completed_at": last["response"]["completed_at"]}
@@ -275,14 +270,10 @@ def test_a_stream_tells_what_the_whole_has(pieces: list[str], is_cut: bool) -> N
 def test_a_stream_tells_the_calls_that_the_whole_has(arguments: list[dict[str, str]], width: int) -> None:
     functions = Functions(("where", "when"), is_named=False)
     texts = [json.dumps({"name": "where", "arguments": one}) for one in arguments]
-    told, calls = form(is_called=True), StreamedCalls(functions, "chatcmpl-7")
-    stream = told.begin({})
-    for text in texts:
-        pieces = [text[at : at + width] for at in range(0, len(text), width)]
-        for delta in [delta for piece in pieces for delta in calls.add(piece)] + calls.end():
-            stream += told.add(delta, [], {})
+    told = form(is_called=True)
+    stream = told_calls(told, functions, texts, width)
     written = Written("", [Caption(text, 1, FinishReason.STOP) for text in texts], functions=functions)
-    events = events_of(stream + told.end(written, [], {}))
+    events = numbered(stream + told.end(written, [], {}))
     output = events[-1]["response"]["output"]
     assert [json.loads(item["arguments"]) for item in output] == arguments
     assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == output
@@ -298,13 +289,10 @@ def test_each_call_says_for_itself_whether_it_is_whole(names: tuple[str, ...]) -
     functions = Functions(names, is_named=False)
     whole = '{"place": 1}' if len(names) == 1 else '{"name": "where", "arguments": {"place": 1}}'
     pages = [(whole[:-2], FinishReason.LENGTH), (whole, FinishReason.STOP), (whole[:-3], FinishReason.LENGTH)]
-    told, calls = form(is_called=True), StreamedCalls(functions, "chatcmpl-7")
-    stream = told.begin({})
-    for text, _ in pages:
-        for delta in calls.add(text) + calls.end():
-            stream += told.add(delta, [], {})
+    told = form(is_called=True)
+    stream = told_calls(told, functions, [text for text, _ in pages])
     written = Written("", [Caption(text, 1, reason) for text, reason in pages], functions=functions)
-    events = events_of(stream + told.end(written, [], {}))
+    events = numbered(stream + told.end(written, [], {}))
     output = events[-1]["response"]["output"]
     assert [item["status"] for item in output] == ["incomplete", "completed", "incomplete"]
     assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == output
@@ -317,7 +305,7 @@ def test_a_call_that_a_stop_string_cut_is_no_whole_one() -> None:
     told = form(is_called=True).whole([Written("", [cut], functions=functions)])
     assert [item["status"] for item in told["output"]] == ["incomplete"]
     none = Written("", [Caption("", 0, FinishReason.STOP)], functions=functions)
-    events = events_of((called := form(is_called=True)).begin({}) + called.end(none, [], {}))
+    events = numbered((called := form(is_called=True)).begin({}) + called.end(none, [], {}))
     assert events[-1]["response"]["output"] == [] and events[-1]["type"] == "response.completed"
 
 
@@ -333,7 +321,7 @@ def test_nothing_comes_before_the_response_is_created() -> None:
     """OpenAI's client fails at what does: a stream that is traced says how the prompt goes before there is text."""
     told = form()
     traced = told.aside({"stage": "decoding"}) + told.begin({}) + told.aside({"stage": "prefilled"})
-    kinds = [event["type"] for event in events_of(traced)]
+    kinds = [event["type"] for event in numbered(traced)]
     assert kinds[:3] == ["response.created", "response.in_progress", "slipstream.figures"]
     assert kinds.count("response.created") == 1 and kinds[-1] == "slipstream.figures"
 

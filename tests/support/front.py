@@ -14,9 +14,11 @@ import openai
 
 from slipstream.process_life import PARENT_PID_VARIABLE
 from slipstream.services.front.app import make_app
+from slipstream.services.front.completions import Form
 from slipstream.services.front.config import FrontConfig
 from slipstream.services.front.figures import FrontFigures
 from slipstream.services.front.front import make_front
+from slipstream.services.front.function_calls import Functions, StreamedCalls
 from slipstream.services.front.routes import ENDPOINTS
 from slipstream.services.front.server import bound_socket, serving
 from slipstream.stack.addresses import gateway_address
@@ -105,3 +107,23 @@ def error_of(answer: bytes) -> dict[str, Any]:
     """The error in an answer."""
     error: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
     return error
+
+
+def events_of(told: bytes) -> list[dict[str, Any]]:
+    """Of a stream; each is what its line says it is."""
+    events = []
+    for block in told.decode().removesuffix("\n\n").split("\n\n"):
+        head, _, data = block.partition("\ndata: ")
+        events.append(json.loads(data))
+        assert head == f"event: {events[-1]['type']}"
+    return events
+
+
+def told_calls(form: Form, functions: Functions, texts: Sequence[str], width: int = 1000) -> bytes:
+    """A stream of answers that call functions, up to its end: each text comes in pieces of that width."""
+    calls, stream = StreamedCalls(functions, "chatcmpl-7"), form.begin({})
+    for text in texts:
+        pieces = [text[at : at + width] for at in range(0, len(text), width)]
+        for delta in [delta for piece in pieces for delta in calls.add(piece)] + calls.end():
+            stream += form.add(delta, [], {})
+    return stream
