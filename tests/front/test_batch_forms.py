@@ -19,8 +19,10 @@ from slipstream.services.front.function_calls import Functions
 from tests.cli.fake_archive import FakeArchive
 from tests.front.conftest import NUM_FRAMES, Served
 from tests.front.test_openai_batches import body, ended, lines_of, opened
-from tests.front.test_responses import CHAT_TOOL, TOOL, request, user
+from tests.front.test_responses import TOOL, WHERE, request, user
 from tests.support.front import CHAT, batch_line, client_of, data_url, front_at
+
+CHAT_TOOL = {"type": "function", "function": {"name": "where", "parameters": WHERE, "strict": True}}
 
 RESPONSES = "/v1/responses"
 KEPT = Kept({"instructions": "Say less.", "tools": [TOOL]}, Functions(("where", "when"), is_named=False))
