@@ -1,5 +1,6 @@
 """Whose prompt goes first: how long a short caption waits for its first token, alone, beside long captions of others
-that came before it, and beside an archive of long ones; and what that costs those."""
+that came before it, and beside an archive of long ones; and what that costs those. With `--places` the target has room
+for so many captions at once, and the others wait for that."""
 
 import asyncio
 import statistics
@@ -74,8 +75,10 @@ async def measure(given: Namespace, clips: Sequence[Path]) -> list[dict[str, Any
     long = CaptionOptions(num_frames=given.frames, max_new_tokens=given.tokens)
     short = replace(long, num_frames=given.short_frames)
     slots = len(clips) - 1
+    places = ("--max-sessions", str(given.places)) if given.places else ()
+    flags = FRESH | {"target": (*FRESH["target"], *places)}
     options = StackOptions(
-        threads=1, pin=True, archive=True, archive_slots=slots, video_roots=(CLIP_FOLDER,), extra_flags=FRESH
+        threads=1, pin=True, archive=True, archive_slots=slots, video_roots=(CLIP_FOLDER,), extra_flags=flags
     )
     async with Stack(options) as stack, connect_async(stack.gateway_address) as captioner:
         alone = [await _first_token_s(captioner, clips[0], short) for _ in range(given.repeats + 1)][1:]
@@ -102,7 +105,8 @@ def _row(beside: str, first_s: Sequence[float], long_s: float) -> dict[str, Any]
 def main(argv: Sequence[str]) -> None:
     """Prints a table. `long_s`: of a long caption alone, on the average of several at once, and of a batch a clip."""
     flags: dict[str, Any] = {"repeats": 5, "long": (3, "long captions at once"), "frames": 128, "tokens": 48}
-    given = make_parser("prompt-turns", str(__doc__), short_frames=(8, "of the short one"), **flags).parse_args(argv)
+    flags |= {"short_frames": (8, "of the short one"), "places": (0, "that the target has; 0: its default")}
+    given = make_parser("prompt-turns", str(__doc__), **flags).parse_args(argv)
     rows = run_to_end(measure(given, held_out_clips(given.long + 1)))
     print_rows("whose prompt goes first", rows)
     finish("prompt-turns", {"rows": rows, "asked": vars(given), "machine": machine_facts()})

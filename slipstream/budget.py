@@ -3,10 +3,10 @@ they freed goes back to the system. And the cores that there are for them. Needs
 """
 
 import asyncio
+import bisect
 import contextlib
 import ctypes
 import os
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -132,13 +132,46 @@ class MemoryUse(StrEnum):
         return "--frames-budget-mb" if self is MemoryUse.FRAMES else "--kv-budget-mb"
 
 
+REMEMBERED = 0.9
+"""Of what others have taken, by the next one."""
+
+
+class Turns:
+    """Who is next of those that wait for one thing: who would be done first if each had begun when it came. So a short
+    one does not wait for the long one before it, and none waits for ever, as its turn does not move: only those go
+    first that come later by less than it takes itself.
+
+    Args:
+        behind_people_s: one whose text nobody waits for lets those of people go first that come so much later.
+    """
+
+    def __init__(self, behind_people_s: float) -> None:
+        self._behind_people_s = behind_people_s
+        self._amount = self._seconds = 0.0
+        """Of those that were served; those of long ago count for less."""
+
+    def turn(self, came_s: float, amount: int, *, in_background: bool = False) -> float:
+        """That of one that came then and asks for so much: the least is next. Until one was served, nobody knows what
+        they take."""
+        takes_s = amount * self._seconds / self._amount if self._amount else 0.0
+        return came_s + takes_s + (self._behind_people_s if in_background else 0.0)
+
+    def observe(self, amount: int, seconds: float) -> None:
+        """What so much has taken."""
+        self._amount = REMEMBERED * self._amount + amount
+        self._seconds = REMEMBERED * self._seconds + seconds
+
+
 FIRST_ESTIMATE_S = 5.0
 LEAST_RETRY_S, MOST_RETRY_S = 0.5, 120.0
 SMOOTHING = 0.3
+ROOM_BEHIND_PEOPLE_S = 60.0
+"""See `Turns`. A place is held for a whole caption, so it is more than for a prompt; half of how long one may wait,
+where that is less."""
 
 
 class Admission:
-    """Admits sessions in order of arrival while their bytes fit. Belongs to one event loop.
+    """Admits sessions by their turns (`Turns`) while their bytes fit. Belongs to one event loop.
 
     Args:
         budget_bytes: what all admitted sessions may take together.
@@ -169,7 +202,9 @@ class Admission:
         self._queue_timeout_s = queue_timeout_s
         self._what = what
         self._of = of
-        self._queue: deque[Reservation] = deque()
+        self._queue: list[Reservation] = []
+        """The next one first."""
+        self._turns = Turns(min(ROOM_BEHIND_PEOPLE_S, queue_timeout_s / 2))
         self._mean_stay_s = FIRST_ESTIMATE_S
 
     @property
@@ -181,34 +216,44 @@ class Admission:
         """For those who choose among several services."""
         return ServiceLoad(self.num_admitted, self._max_sessions, self.num_queued, self.used_bytes, self.budget_bytes)
 
-    def reserve(self, num_bytes: int) -> "Reservation":
-        """A place: admitted at once when there is room and nobody waits, else the last in the queue.
-
-        Raises:
-            LimitExceeded: more bytes than the whole budget; waiting would not help.
-            Overloaded: the queue is full.
-        """
+    def check(self, num_bytes: int) -> None:
+        """Raises `LimitExceeded` for more bytes than the whole budget; waiting would not help."""
         if num_bytes > self.budget_bytes:
             raise LimitExceeded(
                 f"the caption needs {-(-num_bytes // MIB)} MiB of {self._of}, but the {self._what} has"
                 f" {self.budget_bytes // MIB} MiB in all; ask for fewer frames or tokens, or raise {self._of.flag}"
             )
-        reservation = Reservation(self, num_bytes)
+
+    def reserve(self, num_bytes: int, *, in_background: bool = False) -> "Reservation":
+        """A place: admitted at once when there is room and nobody waits, else in the queue by its turn. Where that is
+        full, one `in_background`, whose text nobody waits for, makes way for a caption that somebody waits for.
+
+        Raises:
+            LimitExceeded: see `check`.
+            Overloaded: the queue is full.
+        """
+        self.check(num_bytes)
+        reservation = Reservation(self, num_bytes, in_background=in_background)
         if not self._queue and self._fits(reservation):
             self._admit(reservation)
-        elif len(self._queue) < self._max_queued:
-            self._queue.append(reservation)
+        elif len(self._queue) < self._max_queued or (not in_background and self._make_way()):
+            bisect.insort(self._queue, reservation, key=lambda waiting: waiting.turn)
+            self._tell_moved()
         else:
             raise self.refusal(f"{self._occupancy()} and {len(self._queue)} wait")
         return reservation
 
     @contextlib.asynccontextmanager
     async def admitted(
-        self, num_bytes: int, on_queued: Callable[[int], None] = lambda num_ahead: None
+        self,
+        num_bytes: int,
+        on_queued: Callable[[int], None] = lambda num_ahead: None,
+        *,
+        in_background: bool = False,
     ) -> AsyncIterator["Reservation"]:
         """A place that is admitted, for what is made in the block: where that fails the place is released, and else by
         whoever has what was made. `on_queued` hears how many wait ahead. Raises what `reserve` and `wait` do."""
-        place = self.reserve(num_bytes)
+        place = self.reserve(num_bytes, in_background=in_background)
         try:
             async for num_ahead in place.wait():
                 on_queued(num_ahead)
@@ -247,13 +292,26 @@ class Admission:
             self.used_bytes -= reservation.num_bytes
             self.num_admitted -= 1
             stay_s = asyncio.get_running_loop().time() - reservation.admitted_at
+            self._turns.observe(reservation.num_bytes, stay_s)
             self._mean_stay_s += SMOOTHING * (stay_s - self._mean_stay_s)
         self._admit_next()
 
     def _admit_next(self) -> None:
         while self._queue and self._fits(self._queue[0]):
             self._admit(self._queue[0])
-            self._queue.popleft().moved.set()
+            self._queue.pop(0).moved.set()
+        self._tell_moved()
+
+    def _make_way(self) -> bool:
+        """Whether there was one in the background, the last of which waits no longer."""
+        gives_way = next((waiting for waiting in reversed(self._queue) if waiting.in_background), None)
+        if gives_way is not None:
+            self._queue.remove(gives_way)
+            gives_way.gave_way = True
+            gives_way.moved.set()
+        return gives_way is not None
+
+    def _tell_moved(self) -> None:
         for waiting in self._queue:
             waiting.moved.set()
 
@@ -261,10 +319,13 @@ class Admission:
 class Reservation:
     """One session's place, in the queue or behind it."""
 
-    def __init__(self, admission: Admission, num_bytes: int) -> None:
+    def __init__(self, admission: Admission, num_bytes: int, *, in_background: bool) -> None:
         self.num_bytes = num_bytes
+        self.in_background = in_background
         self.asked_at = asyncio.get_running_loop().time()
+        self.turn = admission._turns.turn(self.asked_at, num_bytes, in_background=in_background)
         self.admitted_at: float | None = None
+        self.gave_way = False
         self.moved = asyncio.Event()
         self._admission = admission
         self._released = False
@@ -273,19 +334,20 @@ class Reservation:
         """Until admitted: how many wait before this one, at first and whenever that changes.
 
         Raises:
-            Overloaded: it took too long.
+            Overloaded: it took too long, or it gave way to captions that people wait for.
         """
         admission, loop = self._admission, asyncio.get_running_loop()
         deadline, last_ahead = loop.time() + admission._queue_timeout_s, -1
         while self.admitted_at is None:
             assert not self._released, "a place that was given up is not waited for"
+            if self.gave_way:
+                self.release()
+                raise admission.refusal("captions that people wait for fill the queue")
+            self.moved.clear()
             ahead = admission._queue.index(self)
             if ahead != last_ahead:
                 last_ahead = ahead
                 yield ahead
-            self.moved.clear()
-            if self.admitted_at is not None:
-                return
             try:
                 async with asyncio.timeout_at(deadline):
                     await self.moved.wait()

@@ -5,14 +5,26 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slipstream import budget
-from slipstream.budget import Admission, MemoryUse, Reservation, available_bytes, host_budget, num_cores
+from slipstream.budget import (
+    ROOM_BEHIND_PEOPLE_S,
+    Admission,
+    MemoryUse,
+    Reservation,
+    Turns,
+    available_bytes,
+    host_budget,
+    num_cores,
+)
 from slipstream.engine.startup import ModelServiceConfig
 from slipstream.errors import LimitExceeded, Overloaded
 from slipstream.stack.local import StackOptions, service_argv
 
 MIB = 1024 * 1024
+BEHIND_S = 10.0
 
 
 def make_admission(max_queued: int = 8, queue_timeout_s: float = 600.0, max_sessions: int = 8) -> Admission:
@@ -30,6 +42,30 @@ async def admitted(place: Reservation) -> list[int]:
     return [ahead async for ahead in place.wait()]
 
 
+@given(st.lists(st.tuples(st.floats(0, 60), st.integers(1, 10_000)), min_size=1, max_size=8), st.floats(1e-4, 0.1))
+def test_nobody_goes_first_who_comes_later_than_one_takes(asked: list[tuple[float, int]], unit_s: float) -> None:
+    """And of two that come at once the shorter one does."""
+    turns = Turns(BEHIND_S)
+    turns.observe(1000, 1000 * unit_s)
+    given_turns = [turns.turn(came_s, amount) for came_s, amount in asked]
+    for (came_s, amount), turn in zip(asked, given_turns, strict=True):
+        for (other_s, other_amount), other in zip(asked, given_turns, strict=True):
+            if other_s > came_s + amount * unit_s:
+                assert other > turn
+            if other_s == came_s and other_amount > amount:
+                assert other > turn
+
+
+def test_what_others_took_is_learnt_by_how_much_they_asked_for() -> None:
+    turns = Turns(BEHIND_S)
+    assert turns.turn(5.0, 10**6) == 5.0  # nothing is known yet
+    for amount in (10, 1000, 10, 1000):
+        turns.observe(amount, 0.5 if amount == 10 else 2.0)
+    few, many = (turns.turn(0.0, amount) for amount in (10, 1000))
+    assert few < 0.1 and many == pytest.approx(2.5, rel=0.1)
+    assert turns.turn(0.0, 10, in_background=True) == few + BEHIND_S
+
+
 async def test_what_fits_is_admitted_at_once() -> None:
     admission = make_admission()
     places = [admission.reserve(50 * MIB) for _ in range(2)]
@@ -44,7 +80,7 @@ async def test_what_can_never_fit_is_refused_at_once() -> None:
     assert (admission.num_admitted, admission.num_queued) == (0, 0)
 
 
-async def test_the_queue_is_first_come_first_served() -> None:
+async def test_the_queue_is_first_come_first_served_until_it_is_known_what_captions_take() -> None:
     admission = make_admission()
     first, second = admission.reserve(60 * MIB), admission.reserve(80 * MIB)
     small = admission.reserve(10 * MIB)  # would fit, but it must not overtake the big one for ever
@@ -53,6 +89,91 @@ async def test_the_queue_is_first_come_first_served() -> None:
     first.release()
     assert [await wait for wait in waits] == [[0], [1]]
     assert admission.used_bytes == 90 * MIB
+
+
+async def test_a_short_caption_waits_for_room_before_a_long_one_that_has_just_come() -> None:
+    admission = make_admission(max_sessions=1)
+    admission._turns.observe(MIB, 1.0)
+    first, long, short = (admission.reserve(size * MIB) for size in (1, 90, 5))
+    told = [asyncio.create_task(admitted(place)) for place in (long, short)]
+    await asyncio.sleep(0)
+    first.release()
+    assert await told[1] == [0] and long.admitted_at is None
+    short.release()
+    assert await told[0] == [1, 0]
+
+
+async def test_those_behind_hear_of_one_that_goes_first() -> None:
+    admission = make_admission(max_sessions=1)
+    admission._turns.observe(MIB, 1.0)
+    first, long = admission.reserve(MIB), admission.reserve(90 * MIB)
+    waiting = long.wait()
+    assert await anext(waiting) == 0
+    short = admission.reserve(MIB)
+    assert await anext(waiting) == 1
+    short.release()
+    assert await anext(waiting) == 0
+    first.release()
+    assert [ahead async for ahead in waiting] == []
+
+
+async def test_captions_that_people_wait_for_have_room_first() -> None:
+    admission = make_admission(max_sessions=1)
+    first, archived = admission.reserve(MIB), admission.reserve(MIB, in_background=True)
+    of_people = admission.reserve(MIB)
+    assert archived.turn - of_people.turn == pytest.approx(ROOM_BEHIND_PEOPLE_S, abs=1.0)
+    first.release()
+    assert await admitted(of_people) == [] and archived.admitted_at is None
+
+
+async def test_where_the_queue_is_full_the_archive_gives_way_to_people_and_not_to_itself() -> None:
+    admission = make_admission(max_sessions=1, max_queued=2)
+    first, *archived = (admission.reserve(MIB, in_background=True) for _ in range(3))
+    waits = [asyncio.create_task(admitted(place)) for place in archived]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="and 2 wait"):
+        admission.reserve(MIB, in_background=True)
+    of_people = [admission.reserve(MIB) for _ in range(2)]
+    for wait in waits:
+        with pytest.raises(Overloaded, match="captions that people wait for fill the queue; try again in") as refused:
+            await wait
+        assert refused.value.retry_after_s is not None
+    with pytest.raises(Overloaded, match="and 2 wait"):
+        admission.reserve(MIB)
+    for place in (first, *of_people):
+        assert await admitted(place) == []
+        place.release()
+    assert (admission.num_admitted, admission.num_queued, admission.used_bytes) == (0, 0, 0)
+
+
+async def test_who_gave_way_before_it_began_to_wait_is_told_all_the_same() -> None:
+    admission = make_admission(max_sessions=1, max_queued=1)
+    admission.reserve(MIB)
+    archived = admission.reserve(MIB, in_background=True)
+    admission.reserve(MIB)
+    with pytest.raises(Overloaded, match="that people wait for"):
+        await admitted(archived)
+
+
+@given(st.lists(st.tuples(st.integers(1, 100), st.booleans(), st.integers(0, 9)), min_size=1, max_size=40))
+def test_whatever_comes_all_have_room_in_the_end_and_never_too_much(comers: list[tuple[int, bool, int]]) -> None:
+    """Each asks for so much, and then the oldest but so many of those that have room leaves."""
+
+    async def come_and_go() -> None:
+        admission, served = make_admission(max_queued=100, max_sessions=3), list[Reservation]()
+        waiting = list[Reservation]()
+        for size, in_background, leaves in (*comers, *[(0, True, 0)] * len(comers)):
+            if size:
+                waiting.append(admission.reserve(size * MIB, in_background=in_background))
+            served += [place for place in waiting if place.admitted_at is not None and place not in served]
+            assert sum(place.num_bytes for place in served if not place._released) == admission.used_bytes <= 100 * MIB
+            holding = [place for place in served if not place._released]
+            if holding:
+                holding[leaves % len(holding)].release()
+        served += [place for place in waiting if place.admitted_at is not None and place not in served]
+        assert len(served) == len(comers)
+
+    asyncio.run(come_and_go())
 
 
 async def test_those_who_wait_hear_how_many_are_ahead() -> None:

@@ -132,6 +132,7 @@ class GatewayCaptioner:
                 fps=plan.options.get("fps", 0.0),
                 size=target.frame_size if target is not None else ANY_SIZE,
                 owner=plan.owner,
+                in_background=plan.in_background,
                 on_queued=lambda num_ahead: emit(StageChange("queued", 0, num_ahead)),
                 digest=digest,
             )

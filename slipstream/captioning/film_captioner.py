@@ -287,6 +287,7 @@ class FilmCaptioner:
                     fps=plan.options.get("fps", 0.0),
                     size=self._frame_size,
                     owner=plan.owner,
+                    in_background=plan.in_background,
                 )
 
     async def _said(

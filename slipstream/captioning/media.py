@@ -240,6 +240,7 @@ class Media:
         fps: float = 0.0,
         size: FrameSize = ANY_SIZE,
         owner: str = "",
+        in_background: bool = False,
         on_queued: Callable[[int], None] = lambda num_ahead: None,
         digest: bool = False,
     ) -> SampledVideo:
@@ -256,7 +257,7 @@ class Media:
         """
         size = size.within(self._limits.max_frame_pixels)
         most_bytes = DecodeRequest(num_frames, self._limits, size).frames_bytes
-        async with self.frames.admitted(most_bytes, on_queued) as place:
+        async with self.frames.admitted(most_bytes, on_queued, in_background=in_background) as place:
             video = await self._pool.sample(
                 source.file, num_frames, fps=fps, size=size, owner=owner, on_progress=on_progress, files=source.files
             )
@@ -300,12 +301,13 @@ class Media:
         fps: float = 0.0,
         size: FrameSize = ANY_SIZE,
         owner: str = "",
+        in_background: bool = False,
     ) -> Sequence[SampledVideo | SlipstreamError]:
         """Of each segment what `sample` gives for a video, or why there is nothing. Its frames count in the budget
         until the last of the segments is closed. Raises what `sample` does."""
         size = size.within(self._limits.max_frame_pixels)
         most_bytes = DecodeRequest(num_frames, self._limits, size, tuple(windows)).frames_bytes
-        async with self.frames.admitted(most_bytes) as place:
+        async with self.frames.admitted(most_bytes, in_background=in_background) as place:
             found = await self._pool.sample_windows(
                 source.file, num_frames, windows, fps=fps, size=size, owner=owner, film=source.name, files=source.files
             )

@@ -8,16 +8,22 @@ from functools import partial
 
 import torch
 
-from slipstream.budget import Admission, MemoryUse
+from slipstream.budget import Admission, MemoryUse, Turns
 from slipstream.engine.branches import BranchedLine, MainPath
 from slipstream.engine.draft_session import Chain, DraftLine, DraftSession
 from slipstream.engine.line_writer import LineWriter
 from slipstream.engine.prefix_cache import ByteLru, frames_digest
-from slipstream.engine.session_work import PromptTurns, SessionWork, encode_blocks, frames_bytes, plan_session
+from slipstream.engine.session_work import (
+    PROMPT_BEHIND_PEOPLE_S,
+    SessionWork,
+    encode_blocks,
+    frames_bytes,
+    plan_session,
+)
 from slipstream.engine.static_tree import StaticTreeLine
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import Prefill, VideoLM
-from slipstream.errors import InvalidRequest, ProtocolViolation, SlipstreamError
+from slipstream.errors import InvalidRequest, ProtocolViolation
 from slipstream.pruning import Guidance, VideoTokens, get_pruner, prune
 from slipstream.sampling.sampler import DraftSampler
 from slipstream.sampling.structure import Structures
@@ -68,7 +74,7 @@ class DraftEngine:
         )
         self.embeddings: ByteLru[bytes, torch.Tensor] = ByteLru(limits.embedding_cache_bytes, "--embedding-cache-mb")
         """Video embeddings by the digest of their frames. Touched on the model's thread only."""
-        self._turns = PromptTurns()
+        self._turns = Turns(PROMPT_BEHIND_PEOPLE_S)
         self._calibrations = {greedy: Calibration() for greedy in (True, False)}
         """Candidates of texts that are sampled are others. Touched on the model's thread only."""
         self._structures = Structures(model.text.tokenizer, model.info.vocab_size, model.info.eos_token_ids)
@@ -94,14 +100,12 @@ class DraftEngine:
         asked = request.sampling
         structure = await self._structures.opened(asked) if asked.is_structured else None
         sampler = DraftSampler(asked, plan.token_ids, width, structure, self.model.info.eos_token_ids)
-        frames_place = self.frames.reserve(frames_bytes(num_frames, frame_size))
-        work = SessionWork(self.thread, frames_place, self._turns, in_background=request.in_background)
+        num_frames_bytes = frames_bytes(num_frames, frame_size)
+        self.frames.check(num_frames_bytes)
+        place = self.admission.reserve(self.model.kv_bytes(num_tokens))
+        in_background = request.in_background
+        work = SessionWork(self.thread, self._turns, self.frames, num_frames_bytes, in_background=in_background)
         work.take_turn(plan.num_tokens)
-        try:
-            place = self.admission.reserve(self.model.kv_bytes(num_tokens))
-        except SlipstreamError:
-            work.free_frames()
-            raise
         begin = partial(self._line, request, sampler, growth)
         return DraftSession(request, plan, work, place, begin, begin(join))
 

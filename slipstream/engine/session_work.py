@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from slipstream.budget import MIB, Reservation, trim_memory
+from slipstream.budget import MIB, Admission, Reservation, Turns, trim_memory
 from slipstream.engine.thread import Lane, ModelThread, Pause
 from slipstream.engine.video_lm import DecodeState, PromptPlan, VideoLM
 from slipstream.errors import SessionGone
@@ -23,59 +23,38 @@ FRAMES_PER_BLOCK = 16
 """Frames are encoded in blocks, and layers run one by one, so that windows of other sessions fit in between."""
 LARGE_BYTES = 8 * MIB
 """Sessions with so many bytes of frames leave so much freed memory behind that the system is to have it back."""
-REMEMBERED = 0.9
-"""Of what prompts have taken, by the next one."""
-BEHIND_PEOPLE_S = 10.0
-"""A prompt whose text nobody waits for lets those of people go first that come so much later."""
+PROMPT_BEHIND_PEOPLE_S = 10.0
+"""See `Turns`."""
 _preprocessing = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pixels")
-
-
-class PromptTurns:
-    """Whose prompt is next at one model: the one that would be done first if each had begun when it came. So a short
-    one does not wait for the long one before it, and none waits for ever, as its turn does not move: only those go
-    first that come later by less than it takes itself."""
-
-    def __init__(self) -> None:
-        self._num_tokens = self._seconds = 0.0
-        """Of prompts that were run; those of long ago count for less."""
-
-    def turn(self, came_s: float, num_tokens: int, *, in_background: bool = False) -> float:
-        """That of a prompt that came then, of which so many tokens are to be run: the least is next. Until one was run,
-        nobody knows what they take."""
-        prompt_s = num_tokens * self._seconds / self._num_tokens if self._num_tokens else 0.0
-        return came_s + prompt_s + (BEHIND_PEOPLE_S if in_background else 0.0)
-
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        """What the model has taken for so many."""
-        self._num_tokens = REMEMBERED * self._num_tokens + num_tokens
-        self._seconds = REMEMBERED * self._seconds + seconds
 
 
 class SessionWork:
     """One session's share of the model, and its memory. After `close`, what is queued is refused and memory is freed.
 
     Args:
-        frames_place: in the budget of frames; given back when they are freed.
         turns: of all prompts of the model.
+        frames_room: where its frames take so many bytes until they are freed; None where nothing bounds them.
         in_background: nobody waits for its text.
     """
 
     def __init__(
         self,
         thread: ModelThread,
-        frames_place: Reservation | None = None,
-        turns: PromptTurns | None = None,
+        turns: Turns,
+        frames_room: Admission | None = None,
+        num_frames_bytes: int = 0,
         *,
         in_background: bool = False,
     ) -> None:
         self.in_background = in_background
         self.frames: Frames | None = None
         """Received and not encoded yet. Nobody else keeps them, so their memory ends with this."""
-        self._frames_place = frames_place
-        self._is_large = frames_place is not None and frames_place.num_bytes >= LARGE_BYTES
+        self._frames_room = frames_room
+        self._num_frames_bytes = num_frames_bytes
+        self._frames_place: Reservation | None = None
         self._released: asyncio.Future[None] | None = None
         self._thread = thread
-        self._turns = PromptTurns() if turns is None else turns
+        self._turns = turns
         self._came_s = time.monotonic()
         self._num_new_tokens, self._prompt_s = 0, 0.0
         """Of the prompt: tokens that are to be run, and what they have taken."""
@@ -114,10 +93,19 @@ class SessionWork:
     @property
     def may_have_frames(self) -> bool:
         """There is room for them."""
-        return self._frames_place is None or self._frames_place.admitted_at is not None
+        if self._frames_room is None:
+            return True
+        return self._frames_place is not None and self._frames_place.admitted_at is not None
+
+    def ask_for_frames(self) -> None:
+        """Takes room for the frames, or a place among those that wait for some. Only sessions that have all other room
+        may ask: two of which each has what the other waits for would wait for ever. Raises `Overloaded`."""
+        if self._frames_room is not None and self._frames_place is None:
+            self._frames_place = self._frames_room.reserve(self._num_frames_bytes, in_background=self.in_background)
 
     async def wait_for_frames(self) -> AsyncIterator[int]:
         """Until the frames may be received: how many sessions are ahead, whenever that changes. Raises `Overloaded`."""
+        self.ask_for_frames()
         if self._frames_place is not None:
             async for num_ahead in self._frames_place.wait():
                 yield num_ahead
@@ -173,7 +161,7 @@ class SessionWork:
         if self._released is None:
             self._released = heard(asyncio.ensure_future(self._thread.run(self._release)))
             self._released.add_done_callback(lambda done: then())
-            if self._is_large:
+            if self._num_frames_bytes >= LARGE_BYTES:
                 self._released.add_done_callback(_trim_memory)
         return self._released
 

@@ -12,13 +12,13 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from slipstream.budget import Admission, MemoryUse, Reservation
+from slipstream.budget import Admission, MemoryUse, Reservation, Turns
 from slipstream.engine.judging import WindowJudge
 from slipstream.engine.local_drafter import HintRoom, LocalDrafter, find_local_drafter
 from slipstream.engine.open_pulls import OpenPulls
 from slipstream.engine.prefix_cache import PrefixCache, frames_digest
 from slipstream.engine.rides import Rides
-from slipstream.engine.session_work import PromptTurns, SessionWork, frames_bytes, plan_session
+from slipstream.engine.session_work import PROMPT_BEHIND_PEOPLE_S, SessionWork, frames_bytes, plan_session
 from slipstream.engine.target_prefill import PrefillEvent, PromptPass, TargetSession, headroom_of, schedule_of
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.thread import ModelThread
@@ -87,7 +87,7 @@ class TargetEngine:
         self._rides = Rides(thread, limits.ride_along) if limits.ride_along > 0 and not model.strict_width else None
         self._judge = WindowJudge(model, thread, self._rides)
         self._structures = Structures(model.text.tokenizer, model.info.vocab_size, model.info.eos_token_ids)
-        self._turns = PromptTurns()
+        self._turns = Turns(PROMPT_BEHIND_PEOPLE_S)
         self._sessions: dict[str, TargetSession] = {}
         self._opened = asyncio.Condition()
 
@@ -249,14 +249,17 @@ class TargetEngine:
         return Guidance(scores=await self.thread.run(lambda: make().cpu()))
 
     def _reserve(self, kv_bytes: int, num_frames_bytes: int, in_background: bool) -> tuple[Reservation, SessionWork]:
-        """A session's place, and its work with room for its frames; or neither, and the error."""
-        frames_place = self.frames.reserve(num_frames_bytes)
-        work = SessionWork(self.thread, frames_place, self._turns, in_background=in_background)
+        """A session's place, and its work, with room for its frames if the place is there at once; or the error."""
+        self.frames.check(num_frames_bytes)
+        place = self.admission.reserve(kv_bytes, in_background=in_background)
+        work = SessionWork(self.thread, self._turns, self.frames, num_frames_bytes, in_background=in_background)
         try:
-            return self.admission.reserve(kv_bytes), work
+            if place.admitted_at is not None:
+                work.ask_for_frames()
         except SlipstreamError:
-            work.free_frames()
+            place.release()
             raise
+        return place, work
 
     def _kv_bytes(self, request: TargetStart, plan: PromptPlan, drafter_type: type[LocalDrafter] | None) -> int:
         """What the session's caches will hold at most: its own, and its drafter's."""

@@ -4,13 +4,11 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 
-import pytest
 import pytest_asyncio
 import structlog
-from hypothesis import given
-from hypothesis import strategies as st
 
-from slipstream.engine.session_work import BEHIND_PEOPLE_S, PromptTurns, SessionWork
+from slipstream.budget import Turns
+from slipstream.engine.session_work import PROMPT_BEHIND_PEOPLE_S, SessionWork
 from slipstream.engine.thread import Lane, ModelThread
 
 MANY = 50
@@ -24,8 +22,9 @@ async def thread() -> AsyncIterator[ModelThread]:
 
 
 async def test_a_late_session_is_not_starved_by_endless_decoding(thread: ModelThread) -> None:
-    SessionWork(thread)  # an earlier caption, so that the next is not the process's first
-    late, is_waiting, num_passes = SessionWork(thread), threading.Event(), 0
+    turns = Turns(PROMPT_BEHIND_PEOPLE_S)
+    SessionWork(thread, turns)  # an earlier caption, so that the next is not the process's first
+    late, is_waiting, num_passes = SessionWork(thread, turns), threading.Event(), 0
 
     def decode() -> None:
         nonlocal num_passes
@@ -42,7 +41,7 @@ async def test_a_late_session_is_not_starved_by_endless_decoding(thread: ModelTh
 
 
 async def test_whatever_a_session_holds_is_freed_though_a_part_of_it_cannot_be(thread: ModelThread) -> None:
-    work, freed = SessionWork(thread), list[str]()
+    work, freed = SessionWork(thread, Turns(PROMPT_BEHIND_PEOPLE_S)), list[str]()
 
     def register() -> None:
         for name in ("first", "", "last"):
@@ -54,32 +53,6 @@ async def test_whatever_a_session_holds_is_freed_though_a_part_of_it_cannot_be(t
     assert freed == ["first", "last", "place"] and [event["event"] for event in events] == ["session.release_failed"]
 
 
-@given(st.lists(st.tuples(st.floats(0, 60), st.integers(1, 10_000)), min_size=1, max_size=8), st.floats(1e-4, 0.1))
-def test_nobody_goes_first_who_comes_later_than_a_prompt_takes(
-    prompts: list[tuple[float, int]], token_s: float
-) -> None:
-    """And of two that come at once the shorter one does."""
-    turns = PromptTurns()
-    turns.observe(1000, 1000 * token_s)
-    given_turns = [turns.turn(came_s, num_tokens) for came_s, num_tokens in prompts]
-    for (came_s, num_tokens), turn in zip(prompts, given_turns, strict=True):
-        for (other_s, other_tokens), other in zip(prompts, given_turns, strict=True):
-            if other_s > came_s + num_tokens * token_s:
-                assert other > turn
-            if other_s == came_s and other_tokens > num_tokens:
-                assert other > turn
-
-
-def test_what_prompts_take_is_learnt_by_their_tokens() -> None:
-    turns = PromptTurns()
-    assert turns.turn(5.0, 10**6) == 5.0  # nothing is known yet
-    for num_tokens in (10, 1000, 10, 1000):
-        turns.observe(num_tokens, 0.5 if num_tokens == 10 else 2.0)
-    few, many = (turns.turn(0.0, num_tokens) for num_tokens in (10, 1000))
-    assert few < 0.1 and many == pytest.approx(2.5, rel=0.1)
-    assert turns.turn(0.0, 10, in_background=True) == few + BEHIND_PEOPLE_S
-
-
 def blocks(name: str, done: list[str]) -> Iterator[None]:
     for _ in range(3):
         done.append(name)
@@ -87,11 +60,11 @@ def blocks(name: str, done: list[str]) -> Iterator[None]:
 
 
 async def test_prompts_run_at_their_turns(thread: ModelThread) -> None:
-    turns, done, may_go = PromptTurns(), list[str](), threading.Event()
+    turns, done, may_go = Turns(PROMPT_BEHIND_PEOPLE_S), list[str](), threading.Event()
     turns.observe(1000, 5.0)
 
     async def run(name: str, num_tokens: int, in_background: bool = False) -> None:
-        work = SessionWork(thread, turns=turns, in_background=in_background)
+        work = SessionWork(thread, turns, in_background=in_background)
         work.take_turn(num_tokens)
         async for _ in work.run_blocks(blocks(name, done)):
             pass

@@ -10,13 +10,14 @@ import pytest
 
 from slipstream.engine import target_engine as engine_module
 from slipstream.engine.target_engine import TargetEngine, TargetLimits, default_guidance_layer
+from slipstream.engine.target_prefill import TargetSession
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, Overloaded, SessionGone
 from slipstream.session_messages import PrefillStage, StageProgress, TargetStart
 from slipstream.speculation.hints.tolerance import Hints, Tolerance
 from tests.services.model_sessions import pulled
 
 
-def make_engine(num_layers: int = 8, guidance_layer: int = 0) -> TargetEngine:
+def make_engine(num_layers: int = 8, guidance_layer: int = 0, max_queued: int = 1) -> TargetEngine:
     info = SimpleNamespace(num_layers=num_layers, max_context=100, eos_token_ids=(1,), vocab_size=10)
     plan = SimpleNamespace(num_tokens=40, token_ids=(3,) * 40, is_text=False)
     text = SimpleNamespace(tokenizer=None)
@@ -25,7 +26,7 @@ def make_engine(num_layers: int = 8, guidance_layer: int = 0) -> TargetEngine:
     model.kv_bytes = lambda num_tokens: num_tokens
     thread: Any = SimpleNamespace(run=AsyncMock())
     limits = TargetLimits(
-        guidance_layer=guidance_layer, max_sessions=2, kv_budget_bytes=1000, max_queued=1, queue_timeout_s=60
+        guidance_layer=guidance_layer, max_sessions=2, kv_budget_bytes=1000, max_queued=max_queued, queue_timeout_s=60
     )
     return TargetEngine(model, thread, limits)
 
@@ -86,6 +87,30 @@ async def test_frames_wait_for_room_until_others_are_encoded() -> None:
         await engine.open(TargetStart("c", "?", 9, with_guidance=False), 2, (10, 9))
     engine.close(second)
     assert (engine.frames.used_bytes, engine.frames.num_admitted) == (0, 0)
+
+
+async def test_who_waits_for_its_place_holds_no_room_for_frames_that_others_wait_for() -> None:
+    """One that waits for a place with room for frames, and those that have the places and wait for that room, would
+    wait for each other: a small clip that comes late goes first in one of the queues."""
+    engine = make_engine(max_queued=2)
+    engine.frames.budget_bytes = 270
+    engine.frames._turns.observe(1, 1.0)
+
+    async def opened(name: str, height: int) -> TargetSession:
+        return await engine.open(TargetStart(name, "?", 9, with_guidance=False), 1, (height, 9))
+
+    async def served(session: TargetSession) -> None:
+        async for _ in engine.admit(session):
+            pass
+        session.work.free_frames()
+        session.place.release()
+
+    served_now, has_place, *waiting = [await opened(f"long{number}", 10) for number in range(3)]
+    small = await opened("small", 1)
+    assert served_now.has_place and not has_place.has_place and has_place.place.admitted_at is not None
+    assert engine.admission.num_queued == 2 and engine.frames.num_queued == 1
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(served(session) for session in (has_place, *waiting, small, served_now)))
 
 
 async def test_sessions_that_do_not_fit() -> None:
