@@ -5,6 +5,7 @@ when several plain passes are asked for at once (as `method="autoregressive"` do
 no draft is at work: a draft that prefills or writes may slow the target down, and that is part of its price.
 """
 
+import math
 import statistics
 from collections import deque
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from slipstream.speculation.pacing import CostModel
 # **Open**, every round of speculation (hold, round trip, pass) is charged `seconds / plain_s - tokens committed`. The
 # running sum is the *loss*. Past a *budget* the gate closes. Gains make the loss negative, down to -CREDIT: a draft
 # that was good may fail a little later, and one that turned bad is still noticed within some rounds. Once it has
-# gained PROOF the budget is 0: speculation may lose what it has gained, and no more.
+# gained PROOF the budget is 0: speculation may lose what it has gained, and no more. The gate closes, too, when the
+# first FRUITLESS rounds since it opened brought no token of the draft's: they lose whatever the clock says, and a noisy
+# one may say that it is next to nothing. Then there is nothing to reconsider.
 #
 # **Closed**, the target runs plain passes in one batch and the draft rests: its line is dropped and none begins. The
 # first RECONSIDER passes measure plain decoding anew, at this moment's load; if the loss was but a wrong notion of
@@ -38,6 +41,8 @@ FIRST_BUDGET = 4.0
 TRIAL_BUDGET = 1.0
 CREDIT = 8.0
 PROOF = 4.0
+FRUITLESS = 6
+"""Of a draft of which every second token is accepted 1.6% of the stretches begin with so many fruitless rounds."""
 LONGEST_HOLD = 1.5
 LONGEST_ROUND = 3.0
 """A round's pass counts as no more plain passes than this, since the draft is not to blame when the machine stalls.
@@ -94,6 +99,9 @@ class Gate:
         self._budget = budget
         self._rest = rest
         self.num_rounds = 0
+        self._fruitless_left: float = FRUITLESS
+        """Rounds that may still bring no token of the draft's, as all have since the gate opened; any number of them
+        once one did."""
         self._caption, self._stretch = _Account(), _Account()
         """Of the whole caption, and of the stretch since the gate opened."""
         self._plain_samples: deque[float] = deque(maxlen=RECENT_SAMPLES)
@@ -162,6 +170,7 @@ class Gate:
         self._shortest_round_s = min(self._shortest_round_s, round_s)
         spent_s = held_s + min(round_s, LONGEST_ROUND * self._present_s)
         self.num_rounds += 1
+        self._fruitless_left = self._fruitless_left - 1 if num_tokens == 1 else math.inf
         self._count(num_tokens, spent_s, self._stretch, self._caption)
         loss = self.loss
         if loss <= -PROOF:
@@ -170,6 +179,9 @@ class Gate:
             self._stretch.forget(CREDIT / -loss)
         if self._is_outdated:
             self._measure_anew()
+        elif self._fruitless_left == 0:
+            self._may_reconsider = False
+            self._close()
         elif loss > self._budget:
             self._close()
 
@@ -246,5 +258,5 @@ class Gate:
         self.closed = False
         self._rest = min(2 * self._rest, LONGEST_REST)
         self._budget = TRIAL_BUDGET
-        self._stretch = _Account()
+        self._stretch, self._fruitless_left = _Account(), FRUITLESS
         self._costs.forget_acceptance()

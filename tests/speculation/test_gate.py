@@ -12,6 +12,7 @@ from slipstream.speculation.gate import (
     CREDIT,
     FIRST_BUDGET,
     FIRST_REST,
+    FRUITLESS,
     LONGEST_HOLD,
     LONGEST_REST,
     LONGEST_ROUND,
@@ -92,6 +93,19 @@ def test_a_wrong_notion_of_plain_decoding_is_corrected_within_a_few_passes() -> 
         gate.on_round(2, PLAIN_S, 0.0)
     assert not gate.closed
     assert gate.num_closings == 1
+
+
+def test_rounds_that_bring_nothing_close_it_whatever_the_clock_says() -> None:
+    """Where plain passes were measured while the machine was busy, such rounds look as cheap."""
+    gate = _gate()
+    for _ in range(FRUITLESS):
+        assert not gate.closed
+        gate.on_round(1, 0.99 * PLAIN_S, 0.0)
+    assert gate.closed and _rest(gate) == FIRST_REST
+    gate.on_round(2, PLAIN_S, 0.0)  # the trial brings a token
+    for _ in range(FRUITLESS):
+        gate.on_round(1, PLAIN_S, 0.0)
+    assert not gate.closed and gate.num_closings == 1
 
 
 def test_without_any_measurement_the_gate_is_strict_not_lax() -> None:
