@@ -41,7 +41,6 @@ from slipstream.captioning.film_captioner import (
     cut_of,
 )
 from slipstream.captioning.film_summary import TimedText
-from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.errors import SlipstreamError, UnreadableVideo
 from slipstream.messages import Caption, Segment, SharedFrom
@@ -49,6 +48,7 @@ from slipstream.options import CaptionOptions
 from slipstream.rpc.peers import models_of
 from slipstream.service_info import ModelInfo
 from slipstream.time_limits import within_limit
+from slipstream.video.files import VideoFile
 
 NAMES = PartNames("film", "segment", "ask for longer segments, or cut the film")
 

@@ -16,7 +16,7 @@ from slipstream.archive.queue import Lease
 from slipstream.archive.worker import RetryLater, RunnerDied
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.media import Media, VideoFile
+from slipstream.captioning.media import Media
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.errors import (
     InvalidConfig,
@@ -30,6 +30,7 @@ from slipstream.errors import (
 )
 from slipstream.options import CaptionOptions
 from slipstream.service_info import ModelInfo
+from slipstream.video.files import VideoFile
 from slipstream.video.ranged_film import RangedFilm
 
 ELSEWHERE_S = 30.0

@@ -10,7 +10,7 @@ from dataclasses import replace
 from slipstream.captioning.caption_run import CaptionRun, Emit
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.late_hints import LateHints
-from slipstream.captioning.media import Media, VideoFile
+from slipstream.captioning.media import Media
 from slipstream.captioning.plan import CaptionPlan, new_costs
 from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import LimitExceeded, SlipstreamError, with_notes
@@ -26,6 +26,7 @@ from slipstream.service_info import ModelInfo, Placement, check_honours
 from slipstream.speculation.caption_book import CaptionBook, Kind, Opening
 from slipstream.speculation.placement import placements
 from slipstream.time_limits import within_limit
+from slipstream.video.files import VideoFile
 from slipstream.video.messages import SampledVideo
 
 FIND_DRAFT_S = 0.5

@@ -16,7 +16,6 @@ from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.document_run import DocumentRun, PageRun
 from slipstream.captioning.late_hints import LateHints
-from slipstream.captioning.media import VideoFile
 from slipstream.captioning.ocr_gate import OcrGate, OcrWatch
 from slipstream.captioning.page_regions import PageRegions
 from slipstream.captioning.page_source import PageSource
@@ -38,6 +37,7 @@ from slipstream.messages import Caption
 from slipstream.rpc.reader import RemoteReader
 from slipstream.speculation.methods import TOLERANT_METHOD
 from slipstream.time_limits import within_limit
+from slipstream.video.files import VideoFile
 from slipstream.video.messages import SampledVideo
 
 

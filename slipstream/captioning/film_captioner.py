@@ -16,7 +16,6 @@ from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.duplicates import KnownCaptions, RecentCaptions, caption_sparingly
 from slipstream.captioning.film_summary import Once, TimedText, not_kept, nothing_seen, sum_up
-from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import (
@@ -29,6 +28,7 @@ from slipstream.errors import (
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.messages import Caption, CaptionEvent, CommittedText, FilmEvent, FilmFacts, Segment, SharedFrom
 from slipstream.time_limits import within_limit
+from slipstream.video.files import VideoFile
 from slipstream.video.film_cuts import Cut, groups, parse_segments
 from slipstream.video.frame_times import num_sampled
 from slipstream.video.messages import SampledVideo, Window
@@ -159,7 +159,9 @@ class FilmCaptioner:
         """Where the film is cut. Raises what `Media.plan_segments` does."""
         async with self._decoders:
             with self._captioner.metrics.decoding(source.num_bytes):
-                planned = await self._captioner.media.plan_segments(source, cut, owner=plan.owner)
+                planned = await self._captioner.media.plan_segments(
+                    source, cut, owner=plan.owner, in_background=plan.in_background
+                )
         return Film(planned.start_s, planned.bounds, planned.warnings)
 
     async def decoded(

@@ -4,29 +4,26 @@ import asyncio
 import contextlib
 import hashlib
 import os
-import secrets
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from slipstream.budget import Admission, Countdown, MemoryUse, host_budget
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.fetch import CountedSink, Fetcher, Sink
 from slipstream.captioning.object_sources import ObjectSources
-from slipstream.errors import LimitExceeded, Overloaded, SlipstreamError, UnreadableVideo, VideoNotFound
+from slipstream.errors import LimitExceeded, SlipstreamError, UnreadableVideo, VideoNotFound
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.objects.store import is_file_url, is_remote_object, path_at
 from slipstream.rpc.callers import Places
 from slipstream.rpc.message_limits import steady
+from slipstream.video.files import FileThreads, VideoBuffer, VideoFile
 from slipstream.video.film_cuts import SHOT_PIECE_S, Cut, FoundShots, warn_short
 from slipstream.video.messages import MAX_MESSAGE_BYTES, DecodeLimits, DecodeRequest, Planned, SampledVideo, Window
 from slipstream.video.paths import open_video_path, root_of
-from slipstream.video.pool import DecodePool, FileThreads, OnConfined
+from slipstream.video.pool import DecodePool, OnConfined
 from slipstream.video.ranged_film import RangedFilm
 
 FRAMES_SHARE = 0.25
@@ -35,108 +32,8 @@ FILM_SHARE = 0.1
 """Of that, how much the segments of one film may take that are decoded together."""
 SEGMENT_BYTES, TIME_BYTES = 800, 24
 """Of a decoder's answer, which is one message: what it says of a segment, with warnings, and of each of its frames."""
-
-# -- media upload -----------------------------------------------------------------------------------------------------
-
-IN_MEMORY_BYTES = 32 * 1024**2
-"""A video beyond this goes to a temporary file."""
 PATIENCE_S = 2.0
 """For a place among uploads: of many callers that come at once most have sent all in a moment."""
-_NO_ROOM = "the server has no room for the video now; try again later"
-
-
-@dataclass(frozen=True)
-class VideoFile:
-    """A video: an open regular file, or one in a store that is read by ranges."""
-
-    file: BinaryIO | RangedFilm
-    num_bytes: int
-    files: FileThreads
-    """The threads that may touch it: it may lie on a disk of the network that hangs."""
-    name: str = field(default_factory=partial(secrets.token_hex, 8))
-    """Of this opening of it, which no other has."""
-
-    @property
-    def whole(self) -> BinaryIO:
-        """The file, of a source that was opened to be read as a whole."""
-        assert not isinstance(self.file, RangedFilm), "it was to be opened whole"
-        return self.file
-
-    def close(self) -> None:
-        """Blocks, like all that is done to the file."""
-        self.whole.close()
-
-
-class VideoBuffer:
-    """Holds a video while it arrives, in a file without a name: in memory at first, on disk when it grows. There is
-    always a descriptor to hand to a decoder. Gone when closed."""
-
-    def __init__(self, max_bytes: int, files: FileThreads | None = None) -> None:
-        """`files` are the threads that may touch the disk."""
-        self._max_bytes = max_bytes
-        self._files = files or FileThreads()
-        self._size = 0
-        self._in_memory = True
-        self.file: BinaryIO = os.fdopen(os.memfd_create("video"), "w+b")
-        """What has arrived; `write` may replace it."""
-
-    def __enter__(self) -> "VideoBuffer":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._files.close(self.file)
-
-    async def write(self, data: bytes) -> None:
-        """Appends. Raises LimitExceeded for a video that is too large, Overloaded when the disk or memory is full, and
-        ServiceUnavailable when the disk hangs."""
-        self._size += len(data)
-        if self._size > self._max_bytes:
-            raise LimitExceeded(f"the file is larger than this server's limit of {self._max_bytes} bytes")
-        if self._in_memory and self._size <= IN_MEMORY_BYTES:
-            self._write(data)
-        else:
-            await self._files.run(self._write_to_disk, data)
-
-    async def finished(self) -> "VideoFile":
-        """The whole file, at its start. Raises Overloaded or ServiceUnavailable."""
-        if self._in_memory:
-            self._rewind()
-        else:
-            await self._files.run(self._rewind)
-        return VideoFile(self.file, self._size, self._files)
-
-    def _write(self, data: bytes) -> None:
-        try:
-            self.file.write(data)
-        except OSError:
-            raise Overloaded(_NO_ROOM) from None
-
-    def _write_to_disk(self, data: bytes) -> None:
-        if self._in_memory:
-            try:
-                self._move_to_disk()
-            except OSError:
-                raise Overloaded(_NO_ROOM) from None
-        self._write(data)
-
-    def _rewind(self) -> None:
-        try:
-            self.file.seek(0)
-        except OSError:
-            raise Overloaded(_NO_ROOM) from None
-
-    def _move_to_disk(self) -> None:
-        disk = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 (closed with this object)
-        self.file.seek(0)
-        shutil.copyfileobj(self.file, disk)
-        self.file.close()
-        self.file, self._in_memory = disk, False
-
-
-# -- media ------------------------------------------------------------------------------------------------------------
-
 _DIGEST_BYTES = 16 * 1024**2
 
 
@@ -259,7 +156,14 @@ class Media:
         most_bytes = DecodeRequest(num_frames, self._limits, size).frames_bytes
         async with self.frames.admitted(most_bytes, on_queued, in_background=in_background) as place:
             video = await self._pool.sample(
-                source.file, num_frames, fps=fps, size=size, owner=owner, on_progress=on_progress, files=source.files
+                source.file,
+                num_frames,
+                fps=fps,
+                size=size,
+                owner=owner,
+                in_background=in_background,
+                on_progress=on_progress,
+                files=source.files,
             )
             if digest:
                 video.sha256, video.num_bytes = await _digest(source)
@@ -267,10 +171,19 @@ class Media:
         video.on_close = place.release
         return video
 
-    async def plan_segments(self, source: VideoFile, cut: Cut, *, owner: str = "") -> Planned:
+    async def plan_segments(
+        self, source: VideoFile, cut: Cut, *, owner: str = "", in_background: bool = False
+    ) -> Planned:
         """Where a film is cut. Shots are looked for piece by piece, as a job of a decoder is bounded and a film is not;
         a piece that cannot be looked at is a segment of its own. Raises what `DecodePool.plan_segments` does."""
-        plan = partial(self._pool.plan_segments, source.file, owner=owner, film=source.name, files=source.files)
+        plan = partial(
+            self._pool.plan_segments,
+            source.file,
+            owner=owner,
+            in_background=in_background,
+            film=source.name,
+            files=source.files,
+        )
         planned = await plan(cut.stride_s or SHOT_PIECE_S)
         if cut.stride_s:
             warnings = (*planned.warnings, *warn_short(planned.bounds, cut.stride_s))
@@ -309,7 +222,15 @@ class Media:
         most_bytes = DecodeRequest(num_frames, self._limits, size, tuple(windows)).frames_bytes
         async with self.frames.admitted(most_bytes, in_background=in_background) as place:
             found = await self._pool.sample_windows(
-                source.file, num_frames, windows, fps=fps, size=size, owner=owner, film=source.name, files=source.files
+                source.file,
+                num_frames,
+                windows,
+                fps=fps,
+                size=size,
+                owner=owner,
+                in_background=in_background,
+                film=source.name,
+                files=source.files,
             )
             videos = [video for video in found if isinstance(video, SampledVideo)]
             place.shrink(sum(video.frames.nbytes for video in videos))

@@ -1,9 +1,11 @@
-"""A session's work on the model's thread, in blocks: its prompt planned, its frames encoded, its memory freed."""
+"""A session's work on the model's thread, in blocks: its prompt planned, its frames encoded, its memory freed. And the
+pulls of its guidance, which end with it."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import torch
@@ -11,7 +13,7 @@ import torch
 from slipstream.budget import MIB, Admission, Reservation, Turns, trim_memory
 from slipstream.engine.thread import Lane, ModelThread, Pause
 from slipstream.engine.video_lm import DecodeState, PromptPlan, VideoLM
-from slipstream.errors import SessionGone
+from slipstream.errors import Overloaded, SessionGone
 from slipstream.families.adapter import Pixels
 from slipstream.families.preprocess import frames_at_once
 from slipstream.logs import get_logger, heard
@@ -25,6 +27,8 @@ LARGE_BYTES = 8 * MIB
 """Sessions with so many bytes of frames leave so much freed memory behind that the system is to have it back."""
 PROMPT_BEHIND_PEOPLE_S = 10.0
 """See `Turns`."""
+MAX_OPEN_PULLS = 4
+"""A draft pulls once. One that is lost may not have been missed yet when the next begins."""
 _preprocessing = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pixels")
 
 
@@ -177,6 +181,39 @@ class SessionWork:
             except Exception as error:  # the others free what they hold
                 self._thread.note(error)
                 get_logger().exception("session.release_failed")
+
+
+class OpenPulls:
+    """Of one session. Each may hold a copy of its guidance, hundreds of MB."""
+
+    def __init__(self, session_id: str) -> None:
+        self._session_id = session_id
+        self._ends: set[asyncio.Timeout] = set()
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        """Surrounds a pull. Raises `Overloaded` where too many are open, and `SessionGone` when the session ends."""
+        if len(self._ends) >= MAX_OPEN_PULLS:
+            raise Overloaded(
+                f"the guidance of this session is being pulled {MAX_OPEN_PULLS} times; try again when one has ended"
+            )
+        end = asyncio.timeout(None)
+        try:
+            async with end:
+                self._ends.add(end)
+                yield
+        except TimeoutError:
+            if not end.expired():
+                raise
+            raise SessionGone(f"session {self._session_id!r} has ended") from None
+        finally:
+            self._ends.discard(end)
+
+    def end(self) -> None:
+        """The session has ended, and with it each of them."""
+        for end in self._ends:
+            if not end.expired():
+                end.reschedule(0)
 
 
 def _trim_memory(released: asyncio.Future[None]) -> None:

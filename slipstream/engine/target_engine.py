@@ -15,10 +15,15 @@ from torch import Tensor
 from slipstream.budget import Admission, MemoryUse, Reservation, Turns
 from slipstream.engine.judging import WindowJudge
 from slipstream.engine.local_drafter import HintRoom, LocalDrafter, find_local_drafter
-from slipstream.engine.open_pulls import OpenPulls
 from slipstream.engine.prefix_cache import PrefixCache, frames_digest
 from slipstream.engine.rides import Rides
-from slipstream.engine.session_work import PROMPT_BEHIND_PEOPLE_S, SessionWork, frames_bytes, plan_session
+from slipstream.engine.session_work import (
+    PROMPT_BEHIND_PEOPLE_S,
+    OpenPulls,
+    SessionWork,
+    frames_bytes,
+    plan_session,
+)
 from slipstream.engine.target_prefill import PrefillEvent, PromptPass, TargetSession, headroom_of, schedule_of
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.thread import ModelThread

@@ -15,12 +15,11 @@ from torch import Tensor
 from slipstream.budget import Reservation
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.local_drafter import HintRoom, LocalDrafter
-from slipstream.engine.open_pulls import OpenPulls
 from slipstream.engine.prefix_cache import PrefixCache, PrefixKey, VideoPrefix
 from slipstream.engine.rides import Rides, RidingPrompt
 from slipstream.engine.row_prefill import RowPrefill
 from slipstream.engine.segments import Observer
-from slipstream.engine.session_work import SessionWork, encode_blocks
+from slipstream.engine.session_work import OpenPulls, SessionWork, encode_blocks
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.thread import Pause
 from slipstream.engine.video_lm import Prefill, PromptPlan, VideoLM

@@ -4,17 +4,17 @@ A decoder gets open descriptors, never a path; it cannot write files, use the ne
 videos of one owner only, and is replaced when it was lost or cancelled, and after a number of jobs.
 """
 
-import asyncio
 import math
 import os
 import stat
-import threading
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, BinaryIO, Protocol, TypeVar, runtime_checkable
+from typing import BinaryIO, TypeVar
 
 from slipstream import metrics
+from slipstream.budget import Admission
 from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable, SlipstreamError
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.logs import get_logger
@@ -30,115 +30,11 @@ from slipstream.video.decoder_process import (
     read_sampled,
     read_windows,
 )
+from slipstream.video.files import FileThreads
 from slipstream.video.messages import DecodeLimits, DecodeRequest, Planned, SampledVideo, Window
 from slipstream.video.ranged_film import RangedFilm, served
 
 ResultT = TypeVar("ResultT")
-
-# -- threads that touch files -----------------------------------------------------------------------------------------
-
-DEFAULT_FILE_TIMEOUT_S = 30.0
-FILE_THREADS = 4
-
-
-@runtime_checkable
-class Closable(Protocol):
-    """An open file, or what holds one."""
-
-    def close(self) -> object: ...
-
-
-class FileThreads:
-    """Makes the calls to one file system off the event loop, so that one which hangs stops nobody but its callers.
-
-    A call that hangs cannot be ended: its thread goes on waiting and keeps its place. They are daemon threads, unlike
-    those of an executor, so that the process can end all the same.
-    """
-
-    def __init__(self, timeout_s: float = DEFAULT_FILE_TIMEOUT_S, max_threads: int = FILE_THREADS) -> None:
-        self._timeout_s = timeout_s
-        self._places = asyncio.Semaphore(max_threads)
-
-    async def run(self, call: Callable[..., ResultT], *arguments: Any) -> ResultT:
-        """What the call gives or raises. A result with `close` that comes too late is closed.
-
-        Raises ServiceUnavailable when there is none in time, waiting for a place included.
-        """
-        result: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._places.acquire()
-                try:
-                    _start_thread(self._call, result, call, arguments)
-                except BaseException:
-                    self._places.release()
-                    raise
-                return await self._awaited(result)
-        except TimeoutError:
-            get_logger().error("files.hung", call=getattr(call, "__name__", "?"), timeout_s=self._timeout_s)
-            raise ServiceUnavailable(
-                f"the file system of the video does not answer within this server's limit of {self._timeout_s:g} s;"
-                " try again later"
-            ) from None
-
-    def close(self, file: Closable) -> None:
-        """Closes a file that is not needed any more, and does not wait for it."""
-        _start_thread(_close, file)
-
-    async def _awaited(self, result: "asyncio.Future[ResultT]") -> ResultT:
-        """The result, which may come just as whoever waits for it is cancelled."""
-        try:
-            return await result
-        except asyncio.CancelledError:
-            if not result.cancelled() and result.exception() is None:
-                self._give_up(result.result())
-            raise
-
-    def _call(
-        self, result: "asyncio.Future[ResultT]", call: Callable[..., ResultT], arguments: tuple[Any, ...]
-    ) -> None:
-        hand_over = partial(_call_on, result.get_loop(), self._hand_over, result)
-        try:
-            given = call(*arguments)
-        except Exception as error:  # without this frame, which would keep the arguments alive
-            hand_over(None, error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
-        else:
-            if not hand_over(given, None) and isinstance(given, Closable):
-                _close(given)
-
-    def _hand_over(self, result: "asyncio.Future[Any]", given: Any, error: Exception | None) -> None:
-        self._places.release()
-        if not result.done() and error is not None:
-            result.set_exception(error)
-        elif not result.done():
-            result.set_result(given)
-        else:
-            self._give_up(given)
-
-    def _give_up(self, given: Any) -> None:
-        """Nobody waits for it any more."""
-        if isinstance(given, Closable):
-            self.close(given)
-
-
-def _start_thread(call: Callable[..., None], *arguments: Any) -> None:
-    threading.Thread(target=call, args=arguments, name="files", daemon=True).start()
-
-
-def _call_on(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> bool:
-    """Whether the loop has not ended."""
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(call, *arguments)
-        return True
-    return False
-
-
-def _close(file: Closable) -> None:
-    with suppress(OSError):  # what is still buffered has no place to go
-        file.close()
-
-
-# -- pool -------------------------------------------------------------------------------------------------------------
 
 DEFAULT_MEMORY_BYTES = 2 * 1024**3
 DEFAULT_MAX_JOBS = 500
@@ -148,7 +44,8 @@ Source = BinaryIO | int | RangedFilm
 
 
 class DecodePool:
-    """`num_workers` decoders; further callers wait their turn, first come, first served. Lives on one event loop."""
+    """`num_workers` decoders; further callers wait for their turns, the archive's behind people's. Lives on one event
+    loop."""
 
     def __init__(
         self,
@@ -168,7 +65,10 @@ class DecodePool:
         cpu_s = math.ceil((limits.timeout_s + 2) * limits.decoder_threads) * max_jobs
         self._spec = DecoderSpec(memory_bytes + frames_bytes, cpu_s, limits.decoder_threads, module)
         self._num_workers, self._limits, self._max_jobs = num_workers, limits, max_jobs
-        self._turns = asyncio.Semaphore(num_workers)
+        self._turns = Admission(
+            budget_bytes=0, max_sessions=num_workers, max_queued=sys.maxsize, queue_timeout_s=math.inf, what="decoder"
+        )
+        self._turns.on_admitted = metrics.WAIT_SECONDS.labels("decoder").observe
         self._files = FileThreads()
         self._idle: list[Decoder] = []
         """Longest idle first."""
@@ -197,6 +97,7 @@ class DecodePool:
         fps: float = 0.0,
         size: FrameSize = ANY_SIZE,
         owner: str = "",
+        in_background: bool = False,
         on_progress: OnProgress | None = None,
         files: FileThreads | None = None,
     ) -> SampledVideo:
@@ -209,7 +110,7 @@ class DecodePool:
         Raises InvalidRequest, UnreadableVideo or LimitExceeded about the file, ServiceUnavailable about the pool.
         """
         request = DecodeRequest(num_frames, self._limits, size, fps=fps)
-        return await self._run(source, request, owner, on_progress, files, read_sampled)
+        return await self._run(source, request, read_sampled, owner, in_background, files, on_progress)
 
     async def sample_windows(
         self,
@@ -220,13 +121,13 @@ class DecodePool:
         fps: float = 0.0,
         size: FrameSize = ANY_SIZE,
         owner: str = "",
+        in_background: bool = False,
         film: str = "",
-        on_progress: OnProgress | None = None,
         files: FileThreads | None = None,
     ) -> Sequence[SampledVideo | SlipstreamError]:
         """The same of each window, as `slipstream.video.film_windows` gives it; `film` is that of `DecodeRequest`."""
         request = DecodeRequest(num_frames, self._limits, size, tuple(windows), film=film, fps=fps)
-        return await self._run(source, request, owner, on_progress, files, partial(read_windows, request))
+        return await self._run(source, request, partial(read_windows, request), owner, in_background, files)
 
     async def plan_segments(
         self,
@@ -235,6 +136,7 @@ class DecodePool:
         *,
         piece: Window | None = None,
         owner: str = "",
+        in_background: bool = False,
         film: str = "",
         files: FileThreads | None = None,
     ) -> Planned:
@@ -242,16 +144,17 @@ class DecodePool:
         shots begin in a piece of it, as `plan_shots` does behind a shot that began at `cut_s`. Raises what `sample`
         does."""
         request = DecodeRequest(1, self._limits, FrameSize(1, 1), (piece,) if piece else (), cut_s, film)
-        return await self._run(source, request, owner, None, files, read_planned)
+        return await self._run(source, request, read_planned, owner, in_background, files)
 
     async def _run(
         self,
         source: Source,
         request: DecodeRequest,
-        owner: str,
-        on_progress: OnProgress | None,
-        files: FileThreads | None,
         read: Read[ResultT],
+        owner: str,
+        in_background: bool,
+        files: FileThreads | None,
+        on_progress: OnProgress | None = None,
     ) -> ResultT:
         if not 1 <= request.most_frames <= self._limits.max_frames_sampled:
             most = self._limits.max_frames_sampled
@@ -263,10 +166,10 @@ class DecodePool:
                 f" {self._limits.max_frame_pixels}; raise --max-frame-pixels"
             )
         async with _own_descriptor(source, files or self._files) as video:
-            asked = asyncio.get_running_loop().time()
-            async with self._turns:
-                metrics.WAIT_SECONDS.labels("decoder").observe(asyncio.get_running_loop().time() - asked)
-                return await self._sample(video, request, owner, on_progress, read)
+            async with self._turns.admitted(0, in_background=in_background) as turn:
+                decoded = await self._sample(video, request, owner, on_progress, read)
+            turn.release()
+            return decoded
 
     def close(self) -> None:
         """Ends all decoders; whoever waits for one gets ServiceUnavailable."""

@@ -26,7 +26,6 @@ from slipstream.archive.redis_rows import job_from
 from slipstream.archive.subtitles import safe_name
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.fetch import Fetcher, Url, parse_url
-from slipstream.captioning.media import VideoBuffer
 from slipstream.captioning.plan import make_plan
 from slipstream.cli.archive.batch_view import describe, overall
 from slipstream.cli.archive.job_lines import COLUMNS, job_record, job_row
@@ -38,6 +37,7 @@ from slipstream.messages import Caption
 from slipstream.rpc import archive_codec, codec, session_codec
 from slipstream.rpc.security import TokenFile
 from slipstream.rpc.v1 import archive_pb2, common_pb2, draft_pb2, gateway_pb2, target_pb2
+from slipstream.video.files import VideoBuffer
 from slipstream.video.messages import BadAnswer, DecodeLimits, DecodeRequest, parse_answer
 from tests.support.damage import HOSTILE_TEXT, NUMBERS, REALS, any_messages
 from tests.support.fuzzing import SECONDS_VARIABLE, fuzz, report_findings

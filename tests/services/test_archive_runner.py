@@ -17,7 +17,6 @@ from slipstream.archive.records import BatchPayload, JobPayload, read_result, wr
 from slipstream.archive.worker import RetryLater, RunnerDied
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import (
@@ -33,8 +32,8 @@ from slipstream.errors import (
 from slipstream.messages import Caption, CommittedText, CommittedToken, StageChange
 from slipstream.metrics import GatewayMetrics
 from slipstream.service_info import ModelInfo
+from slipstream.video.files import FileThreads, VideoFile
 from slipstream.video.messages import SampledVideo
-from slipstream.video.pool import FileThreads
 from tests.support.memory_queue import MemoryQueue
 from tests.support.processes import eventually
 

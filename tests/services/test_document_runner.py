@@ -27,7 +27,6 @@ from slipstream.archive.records import (
 from slipstream.archive.worker import RetryLater, RunnerDied
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.documents.messages import Box, DocumentFacts, Origin, PageDraft, PagePicture, Region, RegionKind
 from slipstream.documents.pages import parse_pages
@@ -46,7 +45,7 @@ from slipstream.errors import (
 from slipstream.messages import Caption
 from slipstream.metrics import GatewayMetrics
 from slipstream.service_info import ModelInfo
-from slipstream.video.pool import FileThreads
+from slipstream.video.files import FileThreads, VideoFile
 from tests.support.memory_queue import MemoryQueue
 from tests.support.processes import eventually
 

@@ -18,7 +18,6 @@ from slipstream.archive.worker import RetryLater, RunnerDied
 from slipstream.captioning import film_captioner
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.film_captioner import DecodedSegment, Film, FilmCaptioner
-from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import make_plan
 from slipstream.errors import (
     LimitExceeded,
@@ -31,6 +30,7 @@ from slipstream.errors import (
 )
 from slipstream.messages import Segment
 from slipstream.options import CaptionOptions
+from slipstream.video.files import VideoFile
 from slipstream.video.messages import SampledVideo
 from tests.support.film_world import CONFIG, SEGMENTS, START_S, SUMMED_UP, TIMES, FakeCaptioner, World, long_film
 from tests.support.processes import eventually

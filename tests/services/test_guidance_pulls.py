@@ -11,7 +11,7 @@ import grpc
 import pytest
 import torch
 
-from slipstream.engine.open_pulls import MAX_OPEN_PULLS
+from slipstream.engine.session_work import MAX_OPEN_PULLS
 from slipstream.engine.target_prefill import TargetSession
 from slipstream.pruning import Guidance
 from slipstream.rpc.v1 import target_pb2, target_pb2_grpc

@@ -19,8 +19,8 @@ import pytest_asyncio
 import trustme
 
 from slipstream.captioning.fetch import Address, Fetcher, Url, is_public, parse_url
-from slipstream.captioning.media import VideoBuffer
 from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable, SlipstreamError, VideoNotFound
+from slipstream.video.files import VideoBuffer
 
 NAME = "videos.example"
 VIDEO = bytes(range(256)) * 4000

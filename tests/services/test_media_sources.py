@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from slipstream.captioning import media as media_module
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.fetch import Fetcher, Sink
-from slipstream.captioning.media import Media, VideoBuffer
+from slipstream.captioning.media import Media
 from slipstream.config import parse_config
 from slipstream.errors import (
     InvalidConfig,
@@ -28,8 +27,8 @@ from slipstream.errors import (
 from slipstream.frame_size import FrameSize
 from slipstream.video.damage import DamageCount
 from slipstream.video.decode import warn_few
+from slipstream.video.files import FileThreads, VideoBuffer
 from slipstream.video.messages import MAX_MESSAGE_BYTES, Sampled, SampledVideo, SampledWindows, encode_answer
-from slipstream.video.pool import FileThreads
 from tests.support.hung_mount import can_hang, hung_mount
 from tests.support.media import ClipSpec, even_times_ms, make_clip
 from tests.support.processes import file_threads_rest
@@ -254,7 +253,7 @@ async def test_frames_wait_for_room_until_the_caption_before_has_ended(tmp_path:
 
 @pytest.fixture
 def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media_module, "IN_MEMORY_BYTES", 1000)
+    monkeypatch.setattr("slipstream.video.files.IN_MEMORY_BYTES", 1000)
 
 
 def kind_of(buffer: VideoBuffer) -> str:

@@ -11,7 +11,7 @@ import pytest
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.captioning.film_captioner import FilmCaptioner
-from slipstream.captioning.media import Media, VideoFile
+from slipstream.captioning.media import Media
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.documents.reading import DocumentOptions
 from slipstream.errors import DeadlineExceeded, Overloaded
@@ -19,6 +19,7 @@ from slipstream.messages import Caption
 from slipstream.options import CaptionOptions
 from slipstream.rpc.callers import Places
 from slipstream.rpc.reader import RemoteReader
+from slipstream.video.files import VideoFile
 from slipstream.video.messages import SampledVideo
 from tests.services import test_documents_by_address as documents
 from tests.support import film_world as films

@@ -17,7 +17,6 @@ from slipstream.archive.queue import BatchSpec, JobState, Lease, Outcome, QueueP
 from slipstream.archive.records import BatchPayload, part_of, read_job, write_batch
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.errors import (
     InvalidRequest,
@@ -29,9 +28,9 @@ from slipstream.errors import (
 from slipstream.messages import Caption
 from slipstream.metrics import GatewayMetrics
 from slipstream.service_info import ModelInfo
+from slipstream.video.files import FileThreads, VideoFile
 from slipstream.video.film_cuts import Cut
 from slipstream.video.messages import Planned, SampledVideo
-from slipstream.video.pool import FileThreads
 from tests.support.memory_queue import MemoryQueue
 
 CONFIG = GatewayConfig(listen="", target="t:1", archive_slots=2)
@@ -57,7 +56,7 @@ class FakeMedia:
         assert self.file is not None
         self.file.write(b"of another")
 
-    async def plan_segments(self, source: VideoFile, cut: Cut, *, owner: str = "") -> Planned:
+    async def plan_segments(self, source: VideoFile, cut: Cut, **_: Any) -> Planned:
         self.at_cut()
         return Planned(START_S, tuple(map(float, range(SEGMENTS + 1))), ("cut off",))
 

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from slipstream.errors import ServiceUnavailable
-from slipstream.video.pool import FileThreads
+from slipstream.video.files import FileThreads
 from tests.support.processes import eventually, file_threads_rest
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

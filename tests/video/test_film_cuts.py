@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.media import Media, VideoFile
+from slipstream.captioning.media import Media
 from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError, UnreadableVideo
 from slipstream.video.decode import sample_video
+from slipstream.video.files import FileThreads, VideoFile
 from slipstream.video.film_cuts import (
     MAX_SEGMENTS,
     SHOT_PIECE_S,
@@ -41,7 +42,6 @@ from slipstream.video.messages import (
     encode_answer,
     parse_answer,
 )
-from slipstream.video.pool import FileThreads
 from slipstream.video.shots import shot_starts
 from tests.support.films import frame_times, make_film, scene, write_film
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.media import Media, VideoFile
+from slipstream.captioning.media import Media
 from slipstream.video import film_listing
 from slipstream.video.container import Watch
+from slipstream.video.files import FileThreads, VideoFile
 from slipstream.video.film_cuts import Cut
 from slipstream.video.film_listing import LastListing, Listing, list_film
 from slipstream.video.film_windows import plan_segments, plan_shots, sample_windows
 from slipstream.video.messages import DecodeLimits, SampledVideo
-from slipstream.video.pool import FileThreads
 from slipstream.video.ranged_film import RangedFilm, media_of
 from tests.support.films import frame_times, make_film, make_noise_film
 from tests.support.written_clips import copied

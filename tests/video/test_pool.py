@@ -22,8 +22,9 @@ import structlog
 from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable, UnreadableVideo
 from slipstream.video.decode import sample_video
 from slipstream.video.decoder_process import ConfinedProcess, Decoder, Reaping
+from slipstream.video.files import FileThreads
 from slipstream.video.messages import DecodeLimits, SampledVideo
-from slipstream.video.pool import DecodePool, FileThreads
+from slipstream.video.pool import DecodePool
 from tests.support.media import ClipSpec, even_times_ms, make_clip
 from tests.support.processes import eventually, file_threads_rest
 from tests.support.variants import one_in
@@ -101,6 +102,25 @@ async def test_a_bad_end_is_named_and_the_next_file_served(
     with pytest.raises(error, match=message):
         await sample(pool, order)
     await still_works(pool)
+
+
+async def test_videos_of_people_are_decoded_before_the_archives(pool: DecodePool) -> None:
+    done = list[str]()
+
+    async def decode(name: str) -> None:
+        with file_of(CLIP) as file:
+            await pool.sample(file, 4, in_background=name == "archive")
+        done.append(name)
+
+    decoder = pool._turns.reserve(0)
+    tasks = list[asyncio.Task[None]]()
+    for num_waiting, name in enumerate(("archive", "first", "second"), start=1):
+        tasks.append(asyncio.create_task(decode(name)))
+        await eventually(lambda num=num_waiting: pool._turns.num_queued == num)
+    decoder.release()
+    await asyncio.gather(*tasks)
+    assert done == ["first", "second", "archive"]
+    assert (pool._turns.num_admitted, pool._turns.num_queued) == (0, 0)
 
 
 async def test_a_captured_decoder_can_do_nothing(pool: DecodePool) -> None:

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.media import Media, VideoFile
+from slipstream.captioning.media import Media
 from slipstream.errors import LimitExceeded, SlipstreamError, UnreadableVideo
 from slipstream.video import decode as video_decode
 from slipstream.video import film_windows
 from slipstream.video.damage import DamageCount, FilmDamage
 from slipstream.video.decode import sample_video
+from slipstream.video.files import FileThreads, VideoFile
 from slipstream.video.film_cuts import SHOT_PIECE_S, Cut
 from slipstream.video.film_windows import NO_FRAME, plan_segments, plan_shots, sample_windows
 from slipstream.video.messages import DecodeLimits, Planned, SampledVideo
-from slipstream.video.pool import FileThreads
 from tests.support.films import Film, frame_times, make_film, torn
 from tests.support.variants import one_in
 
