@@ -149,7 +149,8 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
                     return
                 if batch.is_idle and clock() - changed > ABANDONED_S:
                     raise BatchAbandoned(
-                        "its submit broke off and nothing of it waits or runs; submit it again to end it"
+                        "nothing of it waits or runs, and it was not handed in to its end: where its submit broke off,"
+                        " submit it again to end it; where that still goes on, watch again"
                     )
                 batch = await watch.next_look()
 

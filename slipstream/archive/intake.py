@@ -194,6 +194,7 @@ class Submission:
         self._max_waiting = max_waiting
         self._tracing = tracing
         self._priority = options.priority
+        self._more_follows = options.more_follows
         self._batch = BatchPayload(options.key, options.caption, options.document)
         batch_id = batch_id_of(owner, options.key)
         self._spec = BatchSpec(batch_id, owner, dict(options.metadata), write_batch(self._batch))
@@ -219,11 +220,12 @@ class Submission:
             await self._flush()
 
     async def end(self) -> Submitted:
-        """No more items come."""
+        """No more items come with this call."""
         if not self._num_items:
             raise InvalidRequest("a batch needs at least one item")
         await self._flush()
-        await self._queue.seal_batch(self._spec.batch_id)
+        if not self._more_follows:
+            await self._queue.seal_batch(self._spec.batch_id)
         submitted = self._submitted
         get_logger().info(
             "batch.submitted",

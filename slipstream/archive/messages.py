@@ -92,6 +92,8 @@ class BatchOptions:
     priority: Priority = Priority.NORMAL
     document: OptionValues = field(default_factory=dict)
     """How to read the documents among the items: `DOCUMENT_OPTIONS`."""
+    more_follows: bool = False
+    """More calls for this batch follow, so it is not completed before one of them has ended that says otherwise."""
 
 
 @dataclass(frozen=True)

@@ -119,9 +119,11 @@ class ArchiveClient:
         Raises `VideoNotFound` when there is no item, and `ServiceUnavailable` when the gateway stays away.
         """
         batch = batch if batch.key else replace(batch, key=f"made-{secrets.token_hex(16)}")
-        submitted, remaining, is_left = Submitted(), iter(items), is_left or threading.Event()
+        is_left = is_left or threading.Event()
+        submitted, pieces = Submitted(), _Pieces(iter(items), is_left)
         try:
-            while piece := await beside_loop(_next_piece, remaining, is_left):
+            while piece := await beside_loop(pieces.next):
+                batch = replace(batch, more_follows=pieces.more_follow)
                 submitted += await self._submit_piece(batch, piece, submitted, tell)
                 tell(submitted, "")
         finally:
@@ -316,10 +318,28 @@ async def _each(messages: Iterable[MessageT]) -> AsyncIterator[MessageT]:
         yield message
 
 
-def _next_piece(items: Iterator[BatchItem], is_left: threading.Event) -> list[BatchItem]:
-    """Ends early where nobody waits for it any more: a process does not end before it has."""
-    wanted = itertools.takewhile(lambda item: not is_left.is_set(), items)
-    return list(itertools.islice(wanted, PIECE_ITEMS))
+class _Pieces:
+    """Items, piece by piece. Ends early where nobody waits for them any more: a process does not end before it has."""
+
+    def __init__(self, items: Iterator[BatchItem], is_left: threading.Event) -> None:
+        self.more_follow = True
+        """Behind the piece that was given: an item, or the error of the next, as far as was asked."""
+        self._is_left = is_left
+        self._items = itertools.takewhile(lambda item: not is_left.is_set(), items)
+        self._ahead: list[BatchItem] = []
+        self._error: Exception | None = None
+
+    def next(self) -> list[BatchItem]:
+        """Raises what making an item raises, with the piece behind those that were made."""
+        if self._error is not None:
+            raise self._error
+        piece = self._ahead + list(itertools.islice(self._items, PIECE_ITEMS - len(self._ahead)))
+        try:
+            self._ahead = list(itertools.islice(self._items, 1))
+        except Exception as error:
+            self._ahead, self._error = [], error
+        self.more_follow = bool(self._ahead) or self._error is not None or self._is_left.is_set()
+        return piece
 
 
 def _with_progress(error: SlipstreamError, submitted: Submitted) -> SlipstreamError:

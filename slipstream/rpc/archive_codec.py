@@ -69,6 +69,7 @@ def batch_options_message(batch: BatchOptions) -> archive_pb2.BatchOptions:
         metadata=batch.metadata,
         priority=_PRIORITIES[batch.priority],
         document=_document_message(batch.document),
+        more_follows=batch.more_follows,
     )
 
 
@@ -82,6 +83,7 @@ def read_batch_options(message: archive_pb2.BatchOptions) -> BatchOptions:
         dict(message.metadata),
         _PRIORITY_NAMES[message.priority],
         _document_values(message.document),
+        message.more_follows,
     )
 
 

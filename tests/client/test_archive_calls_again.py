@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +13,12 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from slipstream.archive.messages import BatchItem, BatchOptions
+from slipstream.archive.messages import BatchItem, BatchOptions, Submitted
 from slipstream.client import archive_client
 from slipstream.client.archive_client import PATIENCE_S, ArchiveClient
 from slipstream.client.caption_client import caption_events, gateway_info
 from slipstream.client.connection import Connection, GatewayAddress
-from slipstream.errors import ServiceUnavailable, ServiceUnreachable
+from slipstream.errors import ServiceUnavailable, ServiceUnreachable, VideoNotFound
 from slipstream.options import CaptionOptions
 from slipstream.rpc.guards import ANSWERED, LEAVING
 from tests.cli.fake_archive import FakeArchive
@@ -60,6 +60,35 @@ async def test_a_cancelled_hand_in_makes_no_more_items(connection: Connection) -
     go_on.set()
     await asyncio.get_running_loop().shutdown_default_executor()  # as `asyncio.run` does
     assert made == [0]
+
+
+@pytest.mark.parametrize(
+    ("num_items", "is_broken", "more"),
+    [(1, False, [False]), (4, False, [True, False]), (5, False, [True, True, False]), (4, True, [True, True])],
+)
+async def test_each_piece_says_whether_more_follow(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch, num_items: int, is_broken: bool, more: list[bool]
+) -> None:
+    """The last says that it is; where an item cannot be made, those before it are handed in, and none is the last."""
+    said, client = list[bool](), ArchiveClient(connection)
+    monkeypatch.setattr(archive_client, "PIECE_ITEMS", 2)
+
+    async def submit(batch: BatchOptions, items: Sequence[BatchItem]) -> Submitted:
+        said.append(batch.more_follows)
+        return Submitted("id", num_added=len(items))
+
+    def items() -> Iterator[BatchItem]:
+        yield from (BatchItem(str(number), "a.mp4") for number in range(num_items))
+        if is_broken:
+            raise VideoNotFound("a line is torn")
+
+    monkeypatch.setattr(client, "submit", submit)
+    if is_broken:
+        with pytest.raises(VideoNotFound):
+            await client.submit_all(BatchOptions("k"), items())
+    else:
+        assert (await client.submit_all(BatchOptions("k"), items())).num_added == num_items
+    assert said == more
 
 
 async def test_every_call_finds_the_gateway_that_is_there(connection: Connection) -> None:

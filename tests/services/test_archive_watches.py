@@ -1,7 +1,8 @@
 """Who watches a batch in the archive is told of changes only, however many watch it, and of what ends the watch."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +12,12 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from slipstream.archive.messages import BatchItem, BatchOptions
 from slipstream.archive.queue import JobState, Outcome, QueueUnavailable
 from slipstream.cli.archive.batch_view import why_waiting
+from slipstream.client import archive_client
+from slipstream.client.archive_client import ArchiveClient
+from slipstream.client.connection import Connection
 from slipstream.rpc.v1 import archive_pb2
 from slipstream.services.gateway import archive_servicer as servicer_module
 from tests.services.served_archive import CONFIG, ITEMS, Served, refused, serving
@@ -91,6 +96,33 @@ async def eventually_told(call: Any, obstacle: str) -> archive_pb2.Batch:
     while (told := await call.read()).obstacle != obstacle:
         pass
     return told
+
+
+async def test_a_batch_that_is_being_handed_in_is_not_completed_by_what_is_done_so_far(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its jobs may be done faster than they are handed in, as those of a bucket that is being listed."""
+    monkeypatch.setattr(archive_client, "PIECE_ITEMS", 2)
+    may_go_on = threading.Event()
+
+    def items() -> Iterator[BatchItem]:
+        for custom_id, source in ITEMS:
+            if custom_id == "3":
+                assert may_go_on.wait(60)
+            yield BatchItem(custom_id, source)
+
+    client = ArchiveClient(Connection(served.channel))
+    handing_in = asyncio.create_task(client.submit_all(BatchOptions("k"), items()))
+    await eventually(served.end_all)
+    call = served.stub.WatchBatch(archive_pb2.WatchBatchRequest(batch="k"), timeout=120)
+    told = await call.read()
+    assert told.state == archive_pb2.BATCH_STATE_OPEN and told.counts.done == 2
+    may_go_on.set()
+    assert (await handing_in).num_added == len(ITEMS)
+    assert await served.end_all() == len(ITEMS) - 2
+    while (change := await call.read()) is not grpc.aio.EOF:
+        told = change
+    assert told.state == archive_pb2.BATCH_STATE_COMPLETED and told.counts.done == len(ITEMS)
 
 
 async def test_a_watch_of_a_batch_that_was_left_open_ends(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

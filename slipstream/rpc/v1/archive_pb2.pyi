@@ -72,7 +72,7 @@ class SubmitBatchRequest(_message.Message):
     def __init__(self, batch: _Optional[_Union[BatchOptions, _Mapping]] = ..., item: _Optional[_Union[BatchItem, _Mapping]] = ...) -> None: ...
 
 class BatchOptions(_message.Message):
-    __slots__ = ("key", "caption", "metadata", "priority", "document")
+    __slots__ = ("key", "caption", "metadata", "priority", "document", "more_follows")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -85,12 +85,14 @@ class BatchOptions(_message.Message):
     METADATA_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    MORE_FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     key: str
     caption: _gateway_pb2.CaptionOptions
     metadata: _containers.ScalarMap[str, str]
     priority: JobPriority
     document: DocumentReading
-    def __init__(self, key: _Optional[str] = ..., caption: _Optional[_Union[_gateway_pb2.CaptionOptions, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., priority: _Optional[_Union[JobPriority, str]] = ..., document: _Optional[_Union[DocumentReading, _Mapping]] = ...) -> None: ...
+    more_follows: bool
+    def __init__(self, key: _Optional[str] = ..., caption: _Optional[_Union[_gateway_pb2.CaptionOptions, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., priority: _Optional[_Union[JobPriority, str]] = ..., document: _Optional[_Union[DocumentReading, _Mapping]] = ..., more_follows: bool = ...) -> None: ...
 
 class DocumentReading(_message.Message):
     __slots__ = ("pages", "dpi", "text_layer", "stage", "ocr", "surface")
