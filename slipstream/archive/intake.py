@@ -212,8 +212,8 @@ class Submission:
         self._num_items += 1
         if self._num_items > self._config.max_batch_items:
             raise LimitExceeded(
-                f"a batch may have {self._config.max_batch_items} items; split it, or start the gateways with a higher "
-                "--max-batch-items"
+                f"one call may hand in {self._config.max_batch_items} items: hand in those behind them by another with"
+                " the same key, or start the gateways with a higher --max-batch-items"
             )
         self._chunk.append(read_item(item, self._num_items, self._batch, self._priority, self._config, self._target))
         if len(self._chunk) >= CHUNK:

@@ -159,7 +159,11 @@ class ArchiveOptions:
         default=5.0,
         check=between(0, 86_400),
     )
-    max_batch_items: int = option("most jobs of one batch", default=1_000_000, check=between(1, 100_000_000))
+    max_batch_items: int = option(
+        "most items of one submit; this package's clients hand in 500 at a time",
+        default=1_000_000,
+        check=between(1, 10**8),
+    )
     lease_s: float = option(
         "seconds of silence after which a gateway has lost its jobs", default=15.0, check=between(1, 3600)
     )

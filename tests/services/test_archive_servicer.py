@@ -195,7 +195,7 @@ async def test_what_asks_for_more_costs_more_turns(served: Served) -> None:
 
 async def test_too_many_items(served: Served) -> None:
     code, message = await served.refusal(batch(), *[item()] * 701)
-    assert code == grpc.StatusCode.OUT_OF_RANGE and "a batch may have 700 items" in message
+    assert code == grpc.StatusCode.OUT_OF_RANGE and "one call may hand in 700 items" in message
 
 
 async def test_a_store_that_is_away_is_said_at_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
