@@ -292,7 +292,7 @@ class Admission:
             self.used_bytes -= reservation.num_bytes
             self.num_admitted -= 1
             stay_s = asyncio.get_running_loop().time() - reservation.admitted_at
-            self._turns.observe(reservation.num_bytes, stay_s)
+            self._turns.observe(reservation.asked_bytes, stay_s)
             self._mean_stay_s += SMOOTHING * (stay_s - self._mean_stay_s)
         self._admit_next()
 
@@ -320,7 +320,7 @@ class Reservation:
     """One session's place, in the queue or behind it."""
 
     def __init__(self, admission: Admission, num_bytes: int, *, in_background: bool) -> None:
-        self.num_bytes = num_bytes
+        self.num_bytes = self.asked_bytes = num_bytes
         self.in_background = in_background
         self.asked_at = asyncio.get_running_loop().time()
         self.turn = admission._turns.turn(self.asked_at, num_bytes, in_background=in_background)

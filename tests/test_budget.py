@@ -103,6 +103,18 @@ async def test_a_short_caption_waits_for_room_before_a_long_one_that_has_just_co
     assert await told[0] == [1, 0]
 
 
+async def test_what_places_take_is_learnt_by_what_was_asked_for() -> None:
+    """As turns are given by that: frames turn out to be smaller than the most that they could become."""
+    admission = make_admission(max_sessions=1)
+    place = admission.reserve(80 * MIB)
+    place.shrink(MIB)
+    place.admitted_at -= 8.0  # type: ignore[operator]
+    place.release()
+    admission.reserve(MIB)
+    waiting = admission.reserve(40 * MIB)
+    assert waiting.turn - waiting.asked_at == pytest.approx(4.0, rel=0.1)
+
+
 async def test_those_behind_hear_of_one_that_goes_first() -> None:
     admission = make_admission(max_sessions=1)
     admission._turns.observe(MIB, 1.0)
