@@ -225,7 +225,7 @@ class Admission:
             )
 
     def reserve(self, num_bytes: int, *, in_background: bool = False) -> "Reservation":
-        """A place: admitted at once when there is room and nobody waits, else in the queue by its turn. Where that is
+        """A place: admitted at once when there is room and it is next, else in the queue by its turn. Where that is
         full, one `in_background`, whose text nobody waits for, makes way for a caption that somebody waits for.
 
         Raises:
@@ -234,13 +234,11 @@ class Admission:
         """
         self.check(num_bytes)
         reservation = Reservation(self, num_bytes, in_background=in_background)
-        if not self._queue and self._fits(reservation):
-            self._admit(reservation)
-        elif len(self._queue) < self._max_queued or (not in_background and self._make_way()):
-            bisect.insort(self._queue, reservation, key=lambda waiting: waiting.turn)
-            self._tell_moved()
-        else:
+        must_wait = bool(self._queue) or not self._fits(reservation)
+        if must_wait and len(self._queue) >= self._max_queued and (in_background or not self._make_way()):
             raise self.refusal(f"{self._occupancy()} and {len(self._queue)} wait")
+        bisect.insort(self._queue, reservation, key=lambda waiting: waiting.turn)
+        self._admit_next()
         return reservation
 
     @contextlib.asynccontextmanager
@@ -300,7 +298,8 @@ class Admission:
         while self._queue and self._fits(self._queue[0]):
             self._admit(self._queue[0])
             self._queue.pop(0).moved.set()
-        self._tell_moved()
+        for waiting in self._queue:
+            waiting.moved.set()
 
     def _make_way(self) -> bool:
         """Whether there was one in the background, the last of which waits no longer."""
@@ -310,10 +309,6 @@ class Admission:
             gives_way.gave_way = True
             gives_way.moved.set()
         return gives_way is not None
-
-    def _tell_moved(self) -> None:
-        for waiting in self._queue:
-            waiting.moved.set()
 
 
 class Reservation:

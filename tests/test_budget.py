@@ -115,6 +115,16 @@ async def test_what_places_take_is_learnt_by_what_was_asked_for() -> None:
     assert waiting.turn - waiting.asked_at == pytest.approx(4.0, rel=0.1)
 
 
+async def test_one_that_goes_first_and_has_room_does_not_wait_for_the_large_one_that_has_none() -> None:
+    admission = make_admission()
+    admission._turns.observe(MIB, 1.0)
+    admission.reserve(60 * MIB)
+    large, small = admission.reserve(80 * MIB), admission.reserve(10 * MIB)
+    assert small.admitted_at is not None and large.admitted_at is None
+    later = admission.reserve(90 * MIB)
+    assert later.admitted_at is None and admission.num_queued == 2
+
+
 async def test_those_behind_hear_of_one_that_goes_first() -> None:
     admission = make_admission(max_sessions=1)
     admission._turns.observe(MIB, 1.0)
