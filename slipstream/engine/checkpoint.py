@@ -104,14 +104,21 @@ class Checkpoint:
     def video_processor_config(self) -> dict[str, Any]:
         """Settings of the video processor, looked up where transformers looks, in its order. Raises `ModelNotUsable`
         where there are none: a family's usual ones would be other pictures than the model was made with."""
-        nested = self.read_json("processor_config.json").get("video_processor")
+        return self._processor_config("video_processor", _PROCESSOR_FILES)
+
+    def image_processor_config(self) -> dict[str, Any]:
+        """The same of the image processor, of a model that takes frames as pictures. Raises `ModelNotUsable`."""
+        return self._processor_config("image_processor", _PROCESSOR_FILES[-1:])
+
+    def _processor_config(self, part: str, files: Sequence[str]) -> dict[str, Any]:
+        nested = self.read_json("processor_config.json").get(part)
         if isinstance(nested, dict):
             return nested
-        for name in _PROCESSOR_FILES:
+        for name in files:
             if (self.path / name).is_file():
                 return self.read_json(name)
         raise ModelNotUsable(
-            f"{self.ref}: {self.path} says nothing of how frames become its input; {_named(list(_PROCESSOR_FILES))} (or"
+            f"{self.ref}: {self.path} says nothing of how frames become its input; {_named(list(files))} (or"
             f" processor_config.json) belongs there; {_FETCH}"
         )
 

@@ -6,7 +6,7 @@ on uint8, and then folds rescaling into the mean and standard deviation.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -116,7 +116,9 @@ class PixelSettings:
             values.mul_(self.rescale_factor)
 
 
-_SMOLVLM_PIXELS = PixelSettings(image_mean=(0.5, 0.5, 0.5), image_std=(0.5, 0.5, 0.5), lanczos=True)
+_HALVES = PixelSettings(image_mean=(0.5, 0.5, 0.5), image_std=(0.5, 0.5, 0.5))
+"""The defaults of `SiglipImageProcessor` and `Qwen3VLVideoProcessor`."""
+_SMOLVLM_PIXELS = replace(_HALVES, lanczos=True)
 """The defaults of `SmolVLMVideoProcessor`."""
 
 
@@ -137,15 +139,16 @@ class FramePreprocessor:
     longest_edge: int = 0
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "FramePreprocessor":
-        """From a video processor's JSON that names one height and width.
+    def from_config(cls, config: Mapping[str, Any], usual: "FramePreprocessor | None" = None) -> "FramePreprocessor":
+        """From a processor's JSON that names one height and width; what it leaves out is as `usual`.
 
         Raises:
             ModelNotUsable: it asks for a step that is not implemented here.
         """
         _check_uncropped(config)
-        height, width = _height_and_width("size", config.get("size") or _DEFAULT_SIZE)
-        return cls(height, width, PixelSettings.from_config(config))
+        usual = usual or cls()
+        height, width = _height_and_width("size", config.get("size") or {"height": usual.height, "width": usual.width})
+        return cls(height, width, PixelSettings.from_config(config, usual.pixels))
 
     @classmethod
     def cropping(cls, config: Mapping[str, Any]) -> "FramePreprocessor":
@@ -195,6 +198,10 @@ class FramePreprocessor:
     def __call__(self, frames: NDArray[np.uint8], dtype: torch.dtype = torch.float32) -> Tensor:
         """RGB frames, uint8 [n, h, w, 3] of any size -> pixel values [n, 3, height, width] on the CPU."""
         return self.pixels.normalized(self.pixels.resized(frames, self.frame_size, len(frames)), dtype)
+
+
+SIGLIP_FRAMES = FramePreprocessor(224, 224, _HALVES)
+"""The defaults of `SiglipImageProcessor`."""
 
 
 def _check_uncropped(config: Mapping[str, Any]) -> None:
@@ -321,6 +328,6 @@ QWEN3_PATCHES = PatchPreprocessor(
     max_pixels=768 * 32 * 32,
     patch_size=16,
     is_of_video=True,
-    pixels=PixelSettings(image_mean=(0.5, 0.5, 0.5), image_std=(0.5, 0.5, 0.5)),
+    pixels=_HALVES,
 )
 """The defaults of `Qwen3VLVideoProcessor`."""

@@ -41,15 +41,16 @@ class ChatTemplate:
     Args:
         template: None means the tokenizer's own one.
         video_word: that the template writes where the video belongs, if it is no token.
+        medium: what the video is called in a message; "": there is none.
 
     Raises:
         ModelNotUsable: there is no template, it fails, or it drops the message.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, template: str | None, video_word: str = "", *, has_video: bool = True
+        self, tokenizer: PreTrainedTokenizerBase, template: str | None, video_word: str = "", *, medium: str = "video"
     ) -> None:
-        self._tokenizer, self._template, self._has_video = tokenizer, template, has_video
+        self._tokenizer, self._template, self._medium = tokenizer, template, medium
         backend: Tokenizer = tokenizer.backend_tokenizer
         self._added_ids = {token.content: i for i, token in backend.get_added_tokens_decoder().items()}
         if video_word:
@@ -69,17 +70,27 @@ class ChatTemplate:
         cls, tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint, video_token_id: int
     ) -> "ChatTemplate":
         """The checkpoint's template, which must put one video before the message. Raises `ModelNotUsable`."""
-        template = cls(tokenizer, checkpoint.chat_template())
-        pieces = template._shape(False, 0)
-        if pieces[: pieces.index(_Words(0))].count(video_token_id) != 1:
-            raise ModelNotUsable(f"{checkpoint.ref}: the chat template must put one video before the user's text")
-        return template
+        return cls(tokenizer, checkpoint.chat_template())._checked(checkpoint, video_token_id)
+
+    @classmethod
+    def for_pictures(
+        cls, tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint, picture_token_id: int
+    ) -> tuple["ChatTemplate", list[_Piece]]:
+        """The checkpoint's template for a model that takes a video as so many pictures, with one of them, and what it
+        writes between two. It must put them before the message and write all alike. Raises `ModelNotUsable`."""
+        template = cls(tokenizer, checkpoint.chat_template(), medium="image")._checked(checkpoint, picture_token_id)
+        one, two, three = (template._take_apart(False, 0, copies) for copies in (1, 2, 3))
+        place = one.index(picture_token_id)
+        between = [piece for piece in two[place + 1 : place + len(two) - len(one)] if not isinstance(piece, _Words)]
+        if three != [*one[:place], *[picture_token_id, *between] * 2, *one[place:]]:
+            raise ModelNotUsable(f"{checkpoint.ref}: the chat template must write several pictures of a message alike")
+        return template, between
 
     @classmethod
     def for_text(cls, tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint) -> "ChatTemplate | None":
         """The checkpoint's template for a message about no video; None where it has none for that."""
         with contextlib.suppress(ModelNotUsable):
-            return cls(tokenizer, checkpoint.chat_template(), has_video=False)
+            return cls(tokenizer, checkpoint.chat_template(), medium="")
         return None
 
     @classmethod
@@ -106,6 +117,14 @@ class ChatTemplate:
         place = pieces.index(video_token_id)
         pieces[place : place + 1] = video
         return self._encode(pieces)
+
+    def _checked(self, checkpoint: Checkpoint, token_id: int) -> "ChatTemplate":
+        pieces = self._shape(False, 0)
+        if pieces[: pieces.index(_Words(0))].count(token_id) != 1:
+            raise ModelNotUsable(
+                f"{checkpoint.ref}: the chat template must put one {self._medium} before the user's text"
+            )
+        return self
 
     def _pieces(self, chat: Chat) -> list[_Piece]:
         try:
@@ -141,9 +160,9 @@ class ChatTemplate:
             self._shapes[has_system, num_turns] = self._take_apart(has_system, num_turns)
         return self._shapes[has_system, num_turns]
 
-    def _take_apart(self, has_system: bool, num_turns: int) -> list[_Piece | _Words]:
+    def _take_apart(self, has_system: bool, num_turns: int, copies: int = 1) -> list[_Piece | _Words]:
         roles = _roles(has_system, num_turns)
-        rendered = self._render(roles, _marks(len(roles)))
+        rendered = self._render(roles, _marks(len(roles)), copies)
         pieces: list[_Piece | _Words] = []
         for index, part in enumerate(_MARKED.split(rendered)):
             pieces += [_Words(int(part))] if index % 2 else _split(part, self._added_ids)
@@ -151,11 +170,11 @@ class ChatTemplate:
             raise ModelNotUsable("the checkpoint's chat template drops the text of a message")
         return pieces
 
-    def _render(self, roles: Sequence[str], texts: Sequence[str]) -> str:
-        """A chat as the template has it. Raises `ModelNotUsable`."""
+    def _render(self, roles: Sequence[str], texts: Sequence[str], copies: int = 1) -> str:
+        """A chat as the template has it, with so many of its medium. Raises `ModelNotUsable`."""
         contents = [[{"type": "text", "text": text}] for text in texts]
-        if self._has_video:
-            contents[roles.index("user")].insert(0, {"type": "video"})
+        if self._medium:
+            contents[roles.index("user")][:0] = [{"type": self._medium}] * copies
         messages: list[Any] = [{"role": role, "content": said} for role, said in zip(roles, contents, strict=True)]
         try:
             rendered = self._tokenizer.apply_chat_template(

@@ -227,11 +227,30 @@ def test_video_processor_settings_are_found_where_transformers_looks(
     assert Checkpoint("ref", tmp_path, {}).video_processor_config().get("a") == expected
 
 
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"preprocessor_config.json": {"a": 1}, "processor_config.json": {"image_processor": {"a": 2}}}, 2),
+        ({"preprocessor_config.json": {"a": 1}, "processor_config.json": {"video_processor": {"a": 2}}}, 1),
+        ({"preprocessor_config.json": {"a": 1}, "video_preprocessor_config.json": {"a": 2}}, 1),
+    ],
+)
+def test_image_processor_settings_are_found_where_transformers_looks(
+    tmp_path: Path, files: dict[str, Any], expected: int
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert Checkpoint("ref", tmp_path, {}).image_processor_config().get("a") == expected
+
+
 def test_without_settings_no_usual_ones_are_taken(tmp_path: Path) -> None:
     """Of Qwen3-VL they are of 32 times fewer pixels than those that are published."""
     (tmp_path / "processor_config.json").write_text("{}")
     with pytest.raises(ModelNotUsable, match="says nothing of how frames become its input; video_preprocessor_config"):
         Checkpoint("ref", tmp_path, {}).video_processor_config()
+    (tmp_path / "video_preprocessor_config.json").write_text("{}")
+    with pytest.raises(ModelNotUsable, match="says nothing of how frames become its input; preprocessor_config"):
+        Checkpoint("ref", tmp_path, {}).image_processor_config()
 
 
 def test_the_processors_template_goes_before_the_tokenizers(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from transformers.utils.import_utils import is_torchvision_available, is_vision_available
 
 from slipstream.errors import InvalidRequest, ModelNotUsable
-from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor, PixelSettings
+from slipstream.families.preprocess import SIGLIP_FRAMES, FramePreprocessor, PatchPreprocessor, PixelSettings
 from slipstream.frame_size import fit
 from tests.engine.conftest import random_frames
 
@@ -61,6 +61,29 @@ def test_equals_the_upstream_processor(config: dict[str, Any], size: tuple[int, 
     upstream = LlavaOnevisionVideoProcessor(**config)
     expected = upstream(list(frames), return_tensors="pt", input_data_format="channels_last").pixel_values_videos[0]
     assert torch.equal(FramePreprocessor.from_config(config)(frames), expected.float())
+
+
+@pytest.mark.skipif(not is_torchvision_available(), reason="the upstream processor needs torchvision")
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("size", SIZES)
+def test_pictures_equal_those_of_the_upstream_processor(config: dict[str, Any], size: tuple[int, int]) -> None:
+    from transformers import SiglipImageProcessor
+
+    frames = random_frames(3, 0, size)
+    expected = SiglipImageProcessor(**config)(list(frames), return_tensors="pt", input_data_format="channels_last")
+    assert torch.equal(FramePreprocessor.from_config(config, SIGLIP_FRAMES)(frames), expected.pixel_values.float())
+
+
+@pytest.mark.skipif(not is_vision_available(), reason="upstream's image processor needs Pillow")
+@pytest.mark.parametrize("size", SIZES)
+def test_pictures_are_within_a_level_of_those_that_pillow_makes(size: tuple[int, int]) -> None:
+    """Upstream's own way where there is no torchvision. It rounds what is resized a little differently."""
+    from transformers import SiglipImageProcessorPil
+
+    frames = random_frames(3, 0, size)
+    made = SiglipImageProcessorPil(**CONFIGS[1])(list(frames), return_tensors="pt", input_data_format="channels_last")
+    difference = (FramePreprocessor.from_config(CONFIGS[1], SIGLIP_FRAMES)(frames) - made.pixel_values).abs()
+    assert difference.max() * 127.5 <= (0.001 if size == (32, 32) else 1.001)
 
 
 @pytest.mark.skipif(not is_torchvision_available(), reason="the upstream processor needs torchvision")

@@ -1,14 +1,17 @@
 """Prompts become the ids that transformers would make of them, and user text never acts as a special token."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slipstream.engine.checkpoint import Checkpoint
 from slipstream.errors import InvalidRequest, LimitExceeded, ModelNotUsable
 from slipstream.families.prompts import ChatTemplate
 from slipstream.session_messages import Chat
 from tests.engine.conftest import Pair
 from tests.support.tiny_checkpoint import CHAT_TEMPLATE, TOKENS_PER_FRAME, tiny_tokenizer
+from tests.support.tiny_families import LLAVA_INTERLEAVE_CHAT_TEMPLATE
 
 HOSTILE = (
     "<video>",
@@ -126,3 +129,20 @@ def test_the_context_is_the_limit(pair: Pair) -> None:
 def test_unusable_templates_are_refused(template: str | None, problem: str) -> None:
     with pytest.raises(ModelNotUsable, match=problem):
         ChatTemplate(tiny_tokenizer(), template)
+
+
+@pytest.mark.parametrize(
+    ("picture", "problem"),
+    [
+        ("'Picture ' ~ loop.index ~ ': <image>'", "write several pictures of a message alike"),
+        ("'<image>' if loop.first else '<video>'", "write several pictures of a message alike"),
+        ("'<image>' * loop.length ** 2", "write several pictures of a message alike"),
+        ("'<image><image>'", "put one image before the user's text"),
+        ("''", "put one image before the user's text"),
+    ],
+)
+def test_templates_that_write_pictures_otherwise_are_refused(tmp_path: Path, picture: str, problem: str) -> None:
+    tokenizer = tiny_tokenizer()
+    (tmp_path / "chat_template.jinja").write_text(LLAVA_INTERLEAVE_CHAT_TEMPLATE.replace("'<image>'", picture))
+    with pytest.raises(ModelNotUsable, match=f"ref: the chat template must {problem}"):
+        ChatTemplate.for_pictures(tokenizer, Checkpoint("ref", tmp_path, {}), tokenizer.get_vocab()["<image>"])

@@ -243,6 +243,7 @@ def write_checkpoint(
     tokenizer: PreTrainedTokenizerFast,
     template: str,
     processor: dict[str, Any],
+    processor_file: str = "video_preprocessor_config.json",
 ) -> Path:
     """The model, with random weights, and what a checkpoint has beside it."""
     _randomise(model.eval(), seed)
@@ -250,7 +251,7 @@ def write_checkpoint(
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     (path / "chat_template.jinja").write_text(template, encoding="utf-8")
-    (path / "video_preprocessor_config.json").write_text(json.dumps(processor), encoding="utf-8")
+    (path / processor_file).write_text(json.dumps(processor), encoding="utf-8")
     return path
 
 

@@ -13,6 +13,8 @@ from transformers import (
     InternVLConfig,
     InternVLForConditionalGeneration,
     LlamaTokenizerFast,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     LlavaNextVideoConfig,
     LlavaNextVideoForConditionalGeneration,
     Qwen3VLConfig,
@@ -37,6 +39,7 @@ from tests.support.tiny_checkpoint import (
 )
 
 INTERNVL_SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>")
+LLAVA_INTERLEAVE_SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>")
 SMOLVLM_SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -61,6 +64,13 @@ SMOLVLM_CHAT_TEMPLATE = """\
 <|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}: \
 {% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}<end_of_utterance>
 {% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
+
+LLAVA_INTERLEAVE_CHAT_TEMPLATE = """\
+{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}\
+{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>' }}{% endfor %}\
+{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ '\\n' + part['text'] }}{% endfor %}\
+{{ '<|im_end|>' + '\\n' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
 LLAVA_NEXT_CHAT_TEMPLATE = """\
 {% for message in messages %}{{ message['role'].upper() + ': ' }}\
@@ -178,6 +188,53 @@ def write_tiny_internvl(
     }
     model = InternVLForConditionalGeneration(config)
     return write_checkpoint(path, model, seed, tokenizer, INTERNVL_CHAT_TEMPLATE, processor)
+
+
+def write_tiny_llava_interleave(
+    path: Path,
+    *,
+    seed: int,
+    layers: int = 3,
+    hidden: int = 32,
+    max_context: int = 1024,
+    template: str = LLAVA_INTERLEAVE_CHAT_TEMPLATE,
+    tower: str = "siglip_vision_model",
+) -> Path:
+    """Write a LLaVA-Interleave checkpoint with random weights below `path`, which is returned. A frame has 16 tokens.
+
+    It knows pictures alone: it has neither a token for a video nor settings of a video processor.
+
+    Args:
+        tower: model type of the vision tower: clip_vision_model as of LLaVA 1.5.
+    """
+    tokenizer = tiny_tokenizer(320, LLAVA_INTERLEAVE_SPECIAL_TOKENS)
+    config = LlavaConfig(
+        vision_config={
+            "model_type": tower,
+            "hidden_size": 24,
+            "intermediate_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": FRAME_SIZE,
+            "patch_size": PATCH_SIZE,
+            "vision_use_head": False,
+        },
+        text_config=_llama(hidden, layers, max_context, 320)
+        | {"model_type": "qwen2", "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id},
+        image_token_index=tokenizer.get_vocab()["<image>"],
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        tie_word_embeddings=False,
+    )
+    processor = {
+        "image_processor_type": "SiglipImageProcessor",
+        "size": {"height": FRAME_SIZE, "width": FRAME_SIZE},
+        "resample": 3,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
+    model = LlavaForConditionalGeneration(config)
+    return write_checkpoint(path, model, seed, tokenizer, template, processor, "preprocessor_config.json")
 
 
 def write_tiny_llava_next_video(
