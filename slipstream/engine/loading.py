@@ -12,12 +12,7 @@ from importlib import import_module
 from typing import Any, cast
 
 import torch
-from transformers import (
-    AutoModelForImageTextToText,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from slipstream import __version__
@@ -48,6 +43,7 @@ DTYPES = (AUTO, *_DTYPES)
 
 _FAMILIES: Mapping[str, str] = {
     "internvl": "slipstream.families.internvl:InternVL",
+    "llava": "slipstream.families.llava_interleave:LlavaInterleave",
     "llava_next_video": "slipstream.families.llava_next_video:LlavaNextVideo",
     "llava_onevision": "slipstream.families.llava_onevision:LlavaOnevision",
     "qwen2_5_vl": "slipstream.families.qwen2_5_vl:Qwen2_5VL",

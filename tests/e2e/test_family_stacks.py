@@ -30,6 +30,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 FAMILIES: dict[str, WriteCheckpoint] = {
     "internvl": tiny_families.write_tiny_internvl,
+    "llava_interleave": tiny_families.write_tiny_llava_interleave,
     "llava_next_video": tiny_families.write_tiny_llava_next_video,
     "qwen2_5_vl": tiny_checkpoint.write_tiny_qwen,
     "qwen3_vl": tiny_families.write_tiny_qwen3,

@@ -23,6 +23,11 @@ from tests.support.variants import one_in
 FAMILIES = {
     "internvl 3": partial(tiny_families.write_tiny_internvl, text="qwen2"),
     "internvl 3.5": tiny_families.write_tiny_internvl,
+    "llava_interleave": tiny_families.write_tiny_llava_interleave,
+    "llava_interleave, a line a picture": partial(
+        tiny_families.write_tiny_llava_interleave,
+        template=tiny_families.LLAVA_INTERLEAVE_CHAT_TEMPLATE.replace("'<image>'", "'<image>\\n'"),
+    ),
     "llava_next_video": tiny_families.write_tiny_llava_next_video,
     "llava_onevision": tiny_checkpoint.write_tiny_llava,
     "qwen2_5_vl": tiny_checkpoint.write_tiny_qwen,

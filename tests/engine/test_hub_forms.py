@@ -16,6 +16,7 @@ from slipstream.errors import ModelNotUsable
 from tests.engine.conftest import random_frames
 from tests.support import hub_forms
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
+from tests.support.tiny_families import write_tiny_llava_interleave
 
 PROMPT = "What is happening here?"
 INDEX = "model.safetensors.index.json"
@@ -73,6 +74,18 @@ FORMS = {
     ),
     "llava-onevision-qwen2-0.5b": Form(
         write_tiny_llava, (_llava(hub_forms.llava_of_2024, torch.float16), hub_forms.tie)
+    ),
+    "llava-interleave-qwen-7b": Form(
+        write_tiny_llava_interleave,
+        (
+            _llava(hub_forms.llava_of_2024, torch.bfloat16),
+            hub_forms.shard,
+            lambda path: hub_forms.move_template(path, "chat_template.json"),
+            hub_forms.have_template_for_text_alone,
+        ),
+    ),
+    "llava-interleave-qwen-0.5b": Form(
+        write_tiny_llava_interleave, (_llava(hub_forms.llava_of_2024, torch.bfloat16), hub_forms.tie)
     ),
     "llava of 2025": Form(write_tiny_llava, (_llava(hub_forms.llava_of_2025),)),
 }

@@ -16,7 +16,7 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 TEXT_MODELS: dict[str, dict[str, Any]] = {
     "llama": {},  # LLaVA-NeXT-Video, SmolVLM2, Perception LM
     "mistral": {"sliding_window": None},  # Mistral 3
-    "qwen2": {},  # LLaVA-OneVision, InternVL3, VideoLLaMA 3
+    "qwen2": {},  # LLaVA-OneVision, LLaVA-Interleave, InternVL3, VideoLLaMA 3
     "qwen3": {},  # InternVL3.5
     "qwen2_5_vl_text": {"rope_parameters": MROPE},
     "qwen3_vl_text": {"rope_parameters": MROPE | {"mrope_interleaved": True}},

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from transformers import ProcessorMixin
+from transformers.models.llava.processing_llava import LlavaProcessor
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
@@ -18,9 +19,9 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from slipstream.engine import load_model
 from slipstream.session_messages import Chat
 from slipstream.video.messages import SampledVideo
-from tests.support.reference import Reference
+from tests.support.reference import Layout, Reference
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
-from tests.support.tiny_families import write_tiny_qwen3
+from tests.support.tiny_families import write_tiny_llava_interleave, write_tiny_qwen3
 from tests.support.variants import one_in
 
 PROMPT = "Describe the video."
@@ -38,6 +39,10 @@ def processor_of(kind: type, reference: Reference, video_token: str) -> Any:
     merge_size = getattr(reference.model.config.vision_config, "spatial_merge_size", 1)
     made: Any = SimpleNamespace(
         video_token=video_token,
+        image_token=video_token,
+        patch_size=reference.model.config.vision_config.patch_size,
+        num_additional_image_tokens=0,
+        vision_feature_select_strategy="full",
         all_special_multimodal_tokens=[video_token],
         video_processor=SimpleNamespace(merge_size=merge_size, temporal_patch_size=2),
         vision_start_token="<|vision_start|>",
@@ -50,10 +55,21 @@ def processor_of(kind: type, reference: Reference, video_token: str) -> Any:
     return made
 
 
+def words_of(kind: Any, processor: Any, layout: Layout, num_frames: int) -> dict[str, list[str]]:
+    """What upstream's function writes for the video, or for each of its pictures."""
+    tensors: dict[str, Any] = dict(layout.tensors)
+    if kind is LlavaProcessor:
+        pictures = {"pixel_values": tensors["pixel_values"].numpy()}
+        return {"images_replacements": [kind.replace_image_token(processor, pictures, i) for i in range(num_frames)]}
+    metadata = SimpleNamespace(fps=FPS, frames_indices=list(range(num_frames)))
+    return {"videos_replacements": [kind.replace_video_token(processor, tensors | {"video_metadata": [metadata]}, 0)]}
+
+
 @pytest.mark.parametrize("num_frames", [1, 2, 7])
 @pytest.mark.parametrize(
     ("write", "kind", "video_token"),
     [
+        (write_tiny_llava_interleave, LlavaProcessor, "<image>"),
         (write_tiny_llava, LlavaOnevisionProcessor, "<video>"),
         (write_tiny_qwen, Qwen2_5_VLProcessor, "<|video_pad|>"),
         (write_tiny_qwen3, Qwen3VLProcessor, "<|video_pad|>"),
@@ -66,11 +82,10 @@ def test_a_prompt_is_the_one_that_upstreams_processor_writes(
     folder, video = write(tmp_path / "model", seed=1), video_of(num_frames)
     reference = Reference(folder)
     processor = processor_of(kind, reference, video_token)
-    tensors: dict[str, Any] = dict(reference._layout(video).tensors)
-    metadata = SimpleNamespace(fps=FPS, frames_indices=list(range(num_frames)))
-    words = kind.replace_video_token(processor, tensors | {"video_metadata": [metadata]}, 0)
-    rendered = reference._rendered(Chat(PROMPT), None)
-    (text,), _ = ProcessorMixin.get_text_with_replacements(processor, [rendered], videos_replacements=[words])
+    layout = reference._layout(video)
+    words = words_of(kind, processor, layout, num_frames)
+    rendered = reference._rendered(Chat(PROMPT), None, layout.media)
+    (text,), _ = ProcessorMixin.get_text_with_replacements(processor, [rendered], **words)
     expected = reference.tokenizer(text)["input_ids"]
     assert reference.prompt_ids(video, PROMPT) == expected
     size = tuple(video.frames.shape[1:3])

@@ -122,6 +122,12 @@ def move_template(path: Path, into: str) -> None:
     edit(path / into, lambda config: config.update(chat_template=words))
 
 
+def have_template_for_text_alone(path: Path) -> None:
+    """The tokenizer's own one beside the processor's: that of the text model, as in LLaVA-Interleave's repositories."""
+    words = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] }}{% endfor %}"
+    edit(path / "tokenizer_config.json", lambda config: config.update(chat_template=words))
+
+
 def name_processor_as_before(path: Path) -> None:
     """The video processor's settings where only an image processor's were."""
     (path / "video_preprocessor_config.json").rename(path / "preprocessor_config.json")

@@ -17,7 +17,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE as SMOLVLM_TEMPLATE
 
 from slipstream.engine.checkpoint import Checkpoint
-from slipstream.families.preprocess import QWEN3_PATCHES, FramePreprocessor, PatchPreprocessor
+from slipstream.families.preprocess import QWEN3_PATCHES, SIGLIP_FRAMES, FramePreprocessor, PatchPreprocessor
 from slipstream.families.smolvlm import number_words
 from slipstream.session_messages import Chat
 from slipstream.video.messages import SampledVideo
@@ -36,6 +36,8 @@ class Layout:
     """Whose tokens the model wants to be told of, beside their ids."""
     template: str | None = None
     """Instead of the checkpoint's."""
+    media: Sequence[Any] = ({"type": "video"},)
+    """What a message holds for the video."""
 
 
 class Reference:
@@ -103,7 +105,7 @@ class Reference:
 
     def _prompt(self, prompt: Chat | str, layout: Layout) -> list[int]:
         chat = Chat(prompt) if isinstance(prompt, str) else prompt
-        rendered = self._rendered(chat, layout.template)
+        rendered = self._rendered(chat, layout.template, layout.media)
         token_ids: list[int] = self.tokenizer(rendered.replace(layout.placeholder, layout.words))["input_ids"]
         return token_ids
 
@@ -158,6 +160,13 @@ def _qwen3_vl(reference: Reference, video: SampledVideo) -> Layout:
     return Layout("<|video_pad|>", "".join(words), tensors, reference.model.config.video_token_id)
 
 
+def _llava_interleave(reference: Reference, video: SampledVideo) -> Layout:
+    pixels = FramePreprocessor.from_config(reference.processor, SIGLIP_FRAMES)(video.frames)
+    vision = reference.model.config.vision_config
+    picture = "<image>" * (vision.image_size // vision.patch_size) ** 2
+    return Layout("<image>", picture, {"pixel_values": pixels}, media=[{"type": "image"}] * len(video.frames))
+
+
 def _llava_next_video(reference: Reference, video: SampledVideo) -> Layout:
     pixels = FramePreprocessor.cropping(reference.processor)(video.frames)[None]
     vision = reference.model.config.vision_config
@@ -191,6 +200,7 @@ def _patches(preprocess: PatchPreprocessor, video: SampledVideo) -> tuple[dict[s
 
 _LAYOUTS: Mapping[str, Callable[[Reference, SampledVideo], Layout]] = {
     "internvl": _internvl,
+    "llava": _llava_interleave,
     "llava_next_video": _llava_next_video,
     "llava_onevision": _llava_onevision,
     "qwen2_5_vl": _qwen2_5_vl,
