@@ -6,6 +6,7 @@ import asyncio
 import bisect
 import contextlib
 import ctypes
+import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from enum import StrEnum
@@ -143,10 +144,11 @@ class Turns:
 
     Args:
         behind_people_s: one whose text nobody waits for lets those of people go first that come so much later.
+        longest_s: what any of them is taken to need at most, and so lets go first.
     """
 
-    def __init__(self, behind_people_s: float) -> None:
-        self._behind_people_s = behind_people_s
+    def __init__(self, behind_people_s: float, longest_s: float = math.inf) -> None:
+        self._behind_people_s, self._longest_s = behind_people_s, longest_s
         self._amount = self._seconds = 0.0
         """Of those that were served; those of long ago count for less."""
 
@@ -154,7 +156,7 @@ class Turns:
         """That of one that came then and asks for so much: the least is next. Until one was served, nobody knows what
         they take."""
         takes_s = amount * self._seconds / self._amount if self._amount else 0.0
-        return came_s + takes_s + (self._behind_people_s if in_background else 0.0)
+        return came_s + min(takes_s, self._longest_s) + (self._behind_people_s if in_background else 0.0)
 
     def observe(self, amount: int, seconds: float) -> None:
         """What so much has taken."""
@@ -166,8 +168,9 @@ FIRST_ESTIMATE_S = 5.0
 LEAST_RETRY_S, MOST_RETRY_S = 0.5, 120.0
 SMOOTHING = 0.3
 ROOM_BEHIND_PEOPLE_S = 60.0
-"""See `Turns`. A place is held for a whole caption, so it is more than for a prompt; half of how long one may wait,
-where that is less."""
+"""See `Turns`. A place is held for a whole caption, so it is more than for a prompt."""
+MOST_TO_PEOPLE, MOST_TO_SHORTER = 0.5, 0.25
+"""Shares of how long one may wait, that it may wait for others which go first: those of people, and shorter ones."""
 
 
 class Admission:
@@ -204,7 +207,8 @@ class Admission:
         self._of = of
         self._queue: list[Reservation] = []
         """The next one first."""
-        self._turns = Turns(min(ROOM_BEHIND_PEOPLE_S, queue_timeout_s / 2))
+        behind_people_s = min(ROOM_BEHIND_PEOPLE_S, MOST_TO_PEOPLE * queue_timeout_s)
+        self._turns = Turns(behind_people_s, MOST_TO_SHORTER * queue_timeout_s)
         self._mean_stay_s = FIRST_ESTIMATE_S
 
     @property

@@ -103,6 +103,14 @@ async def test_a_short_caption_waits_for_room_before_a_long_one_that_has_just_co
     assert await told[0] == [1, 0]
 
 
+async def test_who_is_refused_after_a_time_loses_a_quarter_of_it_to_shorter_ones_at_most() -> None:
+    admission = make_admission(max_sessions=1, queue_timeout_s=40.0)
+    admission._turns.observe(MIB, 1.0)
+    admission.reserve(MIB)
+    places = [admission.reserve(size * MIB, in_background=size > 80) for size in (5, 80, 90)]
+    assert [place.turn - place.asked_at for place in places] == pytest.approx([5.0, 10.0, 30.0])
+
+
 async def test_what_places_take_is_learnt_by_what_was_asked_for() -> None:
     """As turns are given by that: frames turn out to be smaller than the most that they could become."""
     admission = make_admission(max_sessions=1)
