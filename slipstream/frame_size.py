@@ -23,6 +23,8 @@ MAX_ASPECT_RATIO = 200
 """Of Qwen2-VL's processor."""
 LEAST_CAP = 1.05
 """Of Qwen3-VL's processor."""
+_MOST_LOST = 4
+"""Frames that are shrunk to a bound keep more than a quarter of it where both sides are cut to whole multiples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class FrameSize:
     sides that are multiples of `multiple` and an area within two bounds; or, with no field set, any size as it comes.
 
     The second is `smart_resize` of transformers' `Qwen2VLVideoProcessor`; with `frames_per_step`, whose bounds are of
-    all frames together, that of `Qwen3VLVideoProcessor`.
+    all frames together, that of `Qwen3VLVideoProcessor`; with `shares_most`, that of `VideoLlama3VideoProcessor`.
     """
 
     height: int = 0
@@ -47,6 +49,8 @@ class FrameSize:
     capped_pixels: int = 0
     """Above 0, where the bounds are of the whole video: a frame has at most its even share of `max_pixels`, and at most
     this many, but may always have `LEAST_CAP` of `min_pixels` (`cap_pixels_per_frame` of `Qwen3VLVideoProcessor`)."""
+    shares_most: bool = False
+    """`min_pixels` is of each frame, `max_pixels` of the whole video, of which every frame may have an even share."""
     shortest_edge: int = 0
     """Above 0: frames are resized so that their shorter side is this, and `height` x `width` in the middle is kept."""
     longest_edge: int = 0
@@ -63,6 +67,11 @@ class FrameSize:
         """Whether frames get their size by way of another one."""
         return self.shortest_edge > 0 or self.longest_edge > 0
 
+    @property
+    def counts_frames(self) -> bool:
+        """Whether a frame's size depends on how many there are."""
+        return self.frames_per_step > 0 or self.shares_most
+
     def most_pixels(self, num_frames: int) -> int:
         """No frame of so many that may be resized so has more; 0 where any size comes."""
         if not self.multiple:
@@ -77,7 +86,7 @@ class FrameSize:
         """The same with no more pixels in a frame than that, where the model leaves a choice."""
         if not self.multiple:
             return self
-        if self.frames_per_step:
+        if self.counts_frames:
             return replace(self, frame_pixels=min(self.frame_pixels or max_pixels, max_pixels))
         return replace(self, min_pixels=min(self.min_pixels, max_pixels), max_pixels=min(self.max_pixels, max_pixels))
 
@@ -140,6 +149,9 @@ class FrameSize:
     def _bounds(self, num_frames: int, held: int) -> tuple[int, int]:
         """Fewest and most pixels of a whole video, of which so many frames are held against them."""
         most, sharing = self.max_pixels, self._counted(num_frames)[1]
+        if self.shares_most:
+            most = min(max(1, most // num_frames), self.frame_pixels or most)
+            return min(self.min_pixels, most // _MOST_LOST), most
         if self.capped_pixels:
             share = min(self.capped_pixels, most // sharing)
             most = max(share, int(self.min_pixels * LEAST_CAP)) * sharing

@@ -13,6 +13,7 @@ from slipstream.errors import InvalidRequest
 from slipstream.frame_size import ANY_SIZE, MAX_ASPECT_RATIO, FrameSize
 
 QWEN = FrameSize(multiple=28, min_pixels=128 * 28 * 28, max_pixels=768 * 28 * 28)
+SHARED = FrameSize(multiple=28, min_pixels=16 * 28 * 28, max_pixels=16384 * 28 * 28, shares_most=True)
 SIDES = st.integers(1, 5000)
 RULES = st.builds(
     lambda multiple, least, factor: FrameSize(multiple=multiple, min_pixels=least, max_pixels=least * factor),
@@ -61,6 +62,32 @@ def test_the_size_of_a_whole_video_is_upstreams(height: int, width: int, frames:
             **({"cap_pixels_per_frame": True} if cap else {}),
         )
     assert rule.of(height, width, frames) in (wanted, (height, width)), "what has such a size already keeps it"
+
+
+@given(SIDES, SIDES, st.integers(1, 256))
+@example(720, 1280, 180)
+@settings(deadline=None)
+def test_the_size_of_frames_that_share_a_bound_is_upstreams(height: int, width: int, frames: int) -> None:
+    """By the published settings of VideoLLaMA 3, whose processor calls this function with an even share."""
+    upstream = pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
+    assume(max(height, width) <= MAX_ASPECT_RATIO * min(height, width))
+    wanted = upstream.smart_resize(height, width, 28, SHARED.min_pixels, SHARED.max_pixels // frames)
+    assert SHARED.of(height, width, frames) == wanted
+
+
+@given(SIDES, SIDES, st.integers(1, 5000), st.sampled_from([0, 602_112]))
+@settings(deadline=None)
+def test_frames_that_share_a_bound_are_resized_once(height: int, width: int, frames: int, limit: int) -> None:
+    """Also where there are so many that each share is less than the least size."""
+    assume(max(height, width) <= MAX_ASPECT_RATIO * min(height, width))
+    rule = SHARED.within(limit) if limit else SHARED
+    rows, columns = rule.of(height, width, frames)
+    assert rows % 28 == columns % 28 == 0 and rows * columns <= rule.most_pixels(frames)
+    is_thin = max(rows, columns) > MAX_ASPECT_RATIO * min(rows, columns)
+    if not is_thin and rows * columns <= rule.max_pixels // frames:
+        assert rule.of(rows, columns, frames) == (rows, columns)
+        if frames < 256:
+            assert rule.of(rows, columns, max(1, frames - 3)) == (rows, columns), "some may be too damaged to be there"
 
 
 @given(RULES, SIDES, SIDES)

@@ -45,6 +45,7 @@ WANTED = {
     "qwen2_5_vl": PatchPreprocessor().frame_size,
     "qwen3_vl": QWEN3_PATCHES.frame_size,
     "llava_next_video": FrameSize(336, 336, shortest_edge=336),
+    "video_llama_3": FrameSize(multiple=28, min_pixels=12_544, max_pixels=12_845_056, shares_most=True),
     "smolvlm": FrameSize(384, 384, longest_edge=1536, lanczos=True),
 }
 """By the published checkpoints' settings."""

@@ -117,7 +117,7 @@ class PixelSettings:
 
 
 _HALVES = PixelSettings(image_mean=(0.5, 0.5, 0.5), image_std=(0.5, 0.5, 0.5))
-"""The defaults of `SiglipImageProcessor` and `Qwen3VLVideoProcessor`."""
+"""The defaults of `SiglipImageProcessor`, `Qwen3VLVideoProcessor` and `VideoLlama3VideoProcessor`."""
 _SMOLVLM_PIXELS = replace(_HALVES, lanczos=True)
 """The defaults of `SmolVLMVideoProcessor`."""
 
@@ -240,6 +240,8 @@ class PatchPreprocessor:
     """Side of the square of patches that become one token: its patches stand together."""
     is_of_video: bool = False
     """The bounds are of all frames together."""
+    shares_most: bool = False
+    """See `FrameSize`."""
     max_frame_tokens: int = 0
     """Above 0: a frame has at most so many and its share of the bounds, see `FrameSize.capped_pixels`."""
     pixels: PixelSettings = field(default_factory=PixelSettings)
@@ -267,6 +269,7 @@ class PatchPreprocessor:
             temporal_patch_size=int(config.get("temporal_patch_size", usual.temporal_patch_size)),
             merge_size=int(config.get("merge_size", usual.merge_size)),
             is_of_video=usual.is_of_video,
+            shares_most=usual.shares_most,
             max_frame_tokens=int(config.get("max_video_tokens", _MAX_FRAME_TOKENS)) if caps else 0,
             pixels=PixelSettings.from_config(config, usual.pixels),
         )
@@ -281,6 +284,7 @@ class PatchPreprocessor:
             min_pixels=self.min_pixels,
             max_pixels=self.max_pixels,
             frames_per_step=self.temporal_patch_size if self.is_of_video else 0,
+            shares_most=self.shares_most,
             capped_pixels=self.max_frame_tokens * (self.patch_size * self.merge_size) ** 2,
             lanczos=self.pixels.lanczos,
         )
@@ -324,10 +328,11 @@ class PatchPreprocessor:
 
 
 QWEN3_PATCHES = PatchPreprocessor(
-    min_pixels=128 * 32 * 32,
-    max_pixels=768 * 32 * 32,
-    patch_size=16,
-    is_of_video=True,
-    pixels=_HALVES,
+    min_pixels=128 * 32 * 32, max_pixels=768 * 32 * 32, patch_size=16, is_of_video=True, pixels=_HALVES
 )
 """The defaults of `Qwen3VLVideoProcessor`."""
+VIDEO_LLAMA_3_PATCHES = PatchPreprocessor(
+    min_pixels=0, max_pixels=0, temporal_patch_size=1, shares_most=True, pixels=_HALVES
+)
+"""The defaults of `VideoLlama3VideoProcessor`, without its bounds, which checkpoints must have themselves: of more than
+six frames upstream's leave each less than the least."""

@@ -103,7 +103,7 @@ class FrameBuffer:
     @property
     def capacity(self) -> int:
         """Frames that there is room for: few may be large, where a model has bounds for a whole video."""
-        return self.num_expected if self.size.frames_per_step else self.num_asked
+        return self.num_expected if self.size.counts_frames else self.num_asked
 
     def append(self, time_s: float, frame: VideoFrame) -> None:
         """Convert and keep one frame; one more than there is room for is dropped. Raises what libav raises for a

@@ -16,6 +16,8 @@ from tests.support.media import ClipSpec, even_times_ms, make_clip
 ASKED = 32
 SIZE = FrameSize(multiple=32, min_pixels=32 * 32, max_pixels=256 * 32 * 32, frames_per_step=2)
 """As Qwen3-VL has it, in small."""
+SHARED = FrameSize(multiple=28, min_pixels=12_544, max_pixels=12_845_056, shares_most=True)
+"""As VideoLLaMA 3 has it."""
 PUBLISHED = FrameSize(multiple=32, min_pixels=4096, max_pixels=25_165_824, frames_per_step=2)
 LIMITS = DecodeLimits(timeout_s=60.0)
 
@@ -39,12 +41,13 @@ async def sampled(data: bytes, *windows: tuple[float, float], size: FrameSize = 
         pool.close()
 
 
+@pytest.mark.parametrize("size", [SIZE, replace(SIZE, frames_per_step=0, shares_most=True)])
 @pytest.mark.parametrize("num_frames", [1, 2, 3, 12])
-async def test_a_clip_of_few_frames_has_them_as_large_as_the_model_wants(num_frames: int) -> None:
-    (video,) = await sampled(made(num_frames))
+async def test_a_clip_of_few_frames_has_them_as_large_as_the_model_wants(num_frames: int, size: FrameSize) -> None:
+    (video,) = await sampled(made(num_frames), size=size)
     assert len(video.frames) == num_frames
-    assert video.frames.shape[1:3] == SIZE.of(240, 320, num_frames)
-    assert video.frames.nbytes <= DecodeRequest(ASKED, LIMITS, SIZE).frames_bytes
+    assert video.frames.shape[1:3] == size.of(240, 320, num_frames)
+    assert video.frames.nbytes <= DecodeRequest(ASKED, LIMITS, size).frames_bytes
 
 
 @pytest.mark.parametrize("num_frames", [1, 3, 7])
@@ -89,7 +92,7 @@ def test_what_the_memory_holds_is_enough_for_any_number_of_frames() -> None:
             assert 3 * count * rows * columns <= room
 
 
-@pytest.mark.parametrize("size", [PUBLISHED.within(602_112), replace(PUBLISHED, capped_pixels=768 * 32 * 32)])
+@pytest.mark.parametrize("size", [PUBLISHED.within(602_112), replace(PUBLISHED, capped_pixels=768 * 32 * 32), SHARED])
 def test_a_frame_is_no_larger_than_is_believed(size: FrameSize) -> None:
     for asked in range(1, ASKED + 1):
         request = DecodeRequest(asked, LIMITS, size)

@@ -99,7 +99,7 @@ class SamplingDefaults(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., min_p: _Optional[float] = ...) -> None: ...
 
 class FrameSize(_message.Message):
-    __slots__ = ("height", "width", "multiple", "min_pixels", "max_pixels", "frames_per_step", "frame_pixels", "shortest_edge", "longest_edge", "lanczos", "capped_pixels")
+    __slots__ = ("height", "width", "multiple", "min_pixels", "max_pixels", "frames_per_step", "frame_pixels", "shortest_edge", "longest_edge", "lanczos", "capped_pixels", "shares_most")
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     MULTIPLE_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,7 @@ class FrameSize(_message.Message):
     LONGEST_EDGE_FIELD_NUMBER: _ClassVar[int]
     LANCZOS_FIELD_NUMBER: _ClassVar[int]
     CAPPED_PIXELS_FIELD_NUMBER: _ClassVar[int]
+    SHARES_MOST_FIELD_NUMBER: _ClassVar[int]
     height: int
     width: int
     multiple: int
@@ -122,7 +123,8 @@ class FrameSize(_message.Message):
     longest_edge: int
     lanczos: bool
     capped_pixels: int
-    def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ..., multiple: _Optional[int] = ..., min_pixels: _Optional[int] = ..., max_pixels: _Optional[int] = ..., frames_per_step: _Optional[int] = ..., frame_pixels: _Optional[int] = ..., shortest_edge: _Optional[int] = ..., longest_edge: _Optional[int] = ..., lanczos: bool = ..., capped_pixels: _Optional[int] = ...) -> None: ...
+    shares_most: bool
+    def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ..., multiple: _Optional[int] = ..., min_pixels: _Optional[int] = ..., max_pixels: _Optional[int] = ..., frames_per_step: _Optional[int] = ..., frame_pixels: _Optional[int] = ..., shortest_edge: _Optional[int] = ..., longest_edge: _Optional[int] = ..., lanczos: bool = ..., capped_pixels: _Optional[int] = ..., shares_most: bool = ...) -> None: ...
 
 class FramesHeader(_message.Message):
     __slots__ = ("num_frames", "width", "height", "seconds_per_frame", "times_s")
