@@ -132,7 +132,7 @@ class RandomAdapter:
         if not self._side:
             parts.model.visual.config._attn_implementation = WINDOWED  # as the family's own adapter has it
             if self._parts.device.type == "cuda":
-                multiply_patches(parts.model.visual.patch_embed)
+                multiply_patches(parts.model.visual.patch_embed.proj)
 
     def plan_prompt(self, chat: Chat, frames: FrameFacts) -> PromptPlan:
         return plan_of(frames.num_frames)

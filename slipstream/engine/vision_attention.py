@@ -144,15 +144,16 @@ def _windows(bounds: tuple[int, ...], device: torch.device) -> dict[int, Tensor]
     return {length: to_device(torch.cat(rows), device) for length, rows in by_length.items()}
 
 
-def tower_inputs(tower: Any, grid: Tensor, device: torch.device) -> dict[str, Any]:
-    """Keywords of `get_video_features` with what a Qwen tower else makes of the grid, where it waits for the device.
+def tower_inputs(tower: Any, grid: Tensor, device: torch.device, merge_size: int = 0) -> dict[str, Any]:
+    """Keywords of `get_video_features` with what a tower else makes of the grid, where it waits for the device.
 
     Args:
-        tower: of Qwen2.5-VL or Qwen3-VL.
+        tower: of Qwen2.5-VL, Qwen3-VL or VideoLLaMA 3.
         grid: patches along time, height and width, int [1, 3] on the CPU.
         device: the tower's.
+        merge_size: side of the square of patches that become one token; 0: the tower knows it itself.
     """
-    merge_size = tower.spatial_merge_size
+    merge_size = int(merge_size or tower.spatial_merge_size)
     made: dict[str, Any] = {"position_ids": to_device(get_vision_position_ids(grid, merge_size), device)}
     bounds = {"": get_vision_cu_seqlens(grid)}
     if hasattr(tower, "window_size"):
@@ -160,8 +161,8 @@ def tower_inputs(tower: Any, grid: Tensor, device: torch.device) -> dict[str, An
         made["window_index"] = to_device(index, device)
     if hasattr(tower, "num_grid_per_side"):
         how = {"mode": tower.interpolation_mode, "align_corners": tower.interpolation_align_corners}
-        side, sized = tower.num_grid_per_side, {"spatial_merge_size": merge_size}
-        taps = get_vision_interpolation_indices_and_weights(grid, side, **how, **sized)
+        side = tower.num_grid_per_side
+        taps = get_vision_interpolation_indices_and_weights(grid, side, spatial_merge_size=merge_size, **how)
         made["interp_indices"], made["interp_weights"] = (to_device(each, device) for each in taps)
     for kind, each in bounds.items():
         made |= {f"cu_{kind}seqlens": each, f"max_{kind}seqlen": int(each.diff().max())}

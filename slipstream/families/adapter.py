@@ -25,7 +25,6 @@ from slipstream.speculation.methods import Positions
 
 # What a model family supplies to the engine, `Adapter`, and the plain facts that pass between them.
 
-
 _UNTIMED_FRAMES_PER_S = 24.0
 
 
@@ -41,9 +40,9 @@ class FrameFacts:
     times_s: Sequence[float] = ()
     """When each is shown, from the video's start; none: not known."""
 
-    def times_in_words_s(self) -> list[float]:
+    def times_in_words_s(self, untimed_frames_per_s: float = _UNTIMED_FRAMES_PER_S) -> list[float]:
         """When each is shown; where that is not known what upstream says of frames without times."""
-        return list(self.times_s) or [index / _UNTIMED_FRAMES_PER_S for index in range(self.num_frames)]
+        return list(self.times_s) or [index / untimed_frames_per_s for index in range(self.num_frames)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,22 +181,18 @@ def embedded(decoder: Decoder, plan: PromptPlan, video_embeddings: Tensor) -> Te
     return hidden
 
 
-class EqualFrames:
-    """A part of the adapters of families that resize all frames to one size, and whose positions count the tokens."""
+class CountedTokens:
+    """A part of the adapters of families whose positions count the tokens, and whose steps are single frames."""
 
     frames_per_step = 1
     num_axes = 1
     surface = ""
 
-    def __init__(self, model: PreTrainedModel, text_model: nn.Module, frames: FramePreprocessor) -> None:
+    def __init__(self, model: PreTrainedModel, text_model: nn.Module, frame_size: FrameSize) -> None:
         self._model: Any = model
-        self._frames = frames
         self.decoder = cast(Decoder, text_model)
         self.lm_head: nn.Module = self._model.lm_head
-        self.frame_size = frames.frame_size
-
-    def preprocess(self, frames: NDArray[np.uint8], num_frames: int) -> Pixels:
-        return Pixels(len(frames), self._frames(frames, self._model.dtype))
+        self.frame_size = frame_size
 
     def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
         return embedded(self.decoder, plan, video_embeddings)
@@ -210,6 +205,17 @@ class EqualFrames:
     def _values(self, pixels: Pixels) -> Tensor:
         """On the model's device."""
         return to_device(pixels.values, self._model.device)
+
+
+class EqualFrames(CountedTokens):
+    """The same of families that resize all frames to one size."""
+
+    def __init__(self, model: PreTrainedModel, text_model: nn.Module, frames: FramePreprocessor) -> None:
+        super().__init__(model, text_model, frames.frame_size)
+        self._frames = frames
+
+    def preprocess(self, frames: NDArray[np.uint8], num_frames: int) -> Pixels:
+        return Pixels(len(frames), self._frames(frames, self._model.dtype))
 
 
 # From token ids back to text, all at once or token by token.

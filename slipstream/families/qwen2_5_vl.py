@@ -57,7 +57,7 @@ class Qwen2_5VL:
         tower: Any = model.model.visual
         tower.config._attn_implementation = WINDOWED
         if model.device.type == "cuda":
-            multiply_patches(tower.patch_embed)
+            multiply_patches(tower.patch_embed.proj)
         self._preprocess = PatchPreprocessor.from_config(checkpoint.video_processor_config(), self.usual_patches)
         self._merge_size: int = vision.spatial_merge_size
         ours = (self._preprocess.patch_size, self._preprocess.temporal_patch_size, self._preprocess.merge_size)
@@ -156,12 +156,14 @@ class Qwen2_5VL:
         return seconds_per_frame * self.frames_per_step
 
 
-def multiply_patches(patch_embed: Any) -> None:
+def multiply_patches(conv: nn.Module) -> None:
     """Has the convolution over patches computed as the one product that it is, since its kernel is as long as its
     stride. In 16 bits cuDNN takes seconds for thousands of patches (3.7 s on an H100: sglang-omni's 539), and torch,
     beside a cuDNN that it does not take for this, goes from patch to patch. Rounds otherwise than upstream's."""
-    conv = patch_embed.proj
-    if isinstance(conv, nn.Conv3d) and conv.kernel_size == conv.stride and not any(conv.padding) and conv.groups == 1:
+    if not isinstance(conv, nn.Conv2d | nn.Conv3d):
+        return
+    is_padded = conv.padding != "valid" and any(conv.padding)
+    if conv.kernel_size == conv.stride and not is_padded and conv.groups == 1:
         cast(Any, conv).forward = lambda patches: linear(patches.flatten(1), conv.weight.flatten(1), conv.bias)
 
 

@@ -310,7 +310,7 @@ def test_patches_are_multiplied_as_they_are_convolved(qwen: QwenPair) -> None:
     conv = patch_embed.proj
     patches = torch.randn(50, conv.weight[0].numel(), dtype=torch.float64, generator=torch.manual_seed(0))
     right = patch_embed(patches)
-    multiply_patches(patch_embed)
+    multiply_patches(conv)
     torch.testing.assert_close(patch_embed(patches), right, rtol=1e-12, atol=1e-12)
     conv.weight.zero_()
     assert not patch_embed(patches).any(), "the weights are the convolution's own"
