@@ -351,14 +351,17 @@ def _describe(
     )
 
 
+_MOST_STEPS = 4096  # no gateway samples more frames
+
+
 def _most_steps(adapter: Adapter, max_context: int) -> int:
     """Steps of usual size that leave room for a token behind an empty prompt. Those of some families have words beside
-    them, such as their times, and more of them the more there are."""
+    them, such as their times, and more of them the more there are; some are the smaller the more there are."""
 
     def num_tokens(steps: int) -> int:
         return adapter.plan_prompt(Chat("?"), FrameFacts(steps * adapter.frames_per_step)).num_tokens
 
-    return bisect_left(range(1, max_context // adapter.tokens_per_step + 1), max_context, key=num_tokens)
+    return bisect_left(range(1, min(max_context, _MOST_STEPS) + 1), max_context, key=num_tokens)
 
 
 def _surface(checkpoint: Checkpoint, adapter: Adapter) -> str:
