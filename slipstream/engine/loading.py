@@ -50,6 +50,7 @@ _FAMILIES: Mapping[str, str] = {
     "qwen3_vl": "slipstream.families.qwen3_vl:Qwen3VL",
     "qwen3_vl_moe": "slipstream.families.qwen3_vl:Qwen3VL",
     "smolvlm": "slipstream.families.smolvlm:SmolVLM",
+    "video_llama_3": "slipstream.families.video_llama_3:VideoLlama3",
 }
 """Model type -> its adapter, imported when first used."""
 

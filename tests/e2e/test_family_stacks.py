@@ -36,6 +36,7 @@ FAMILIES: dict[str, WriteCheckpoint] = {
     "qwen3_vl": tiny_families.write_tiny_qwen3,
     "qwen3_vl_moe": partial(tiny_families.write_tiny_qwen3, num_experts=4),
     "smolvlm": tiny_families.write_tiny_smolvlm,
+    "video_llama_3": tiny_families.write_tiny_video_llama_3,
 }
 NUM_FRAMES = 9
 """An odd number: where two frames share their tokens, the last one is alone."""

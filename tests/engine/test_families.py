@@ -34,6 +34,7 @@ FAMILIES = {
     "qwen3_vl": tiny_families.write_tiny_qwen3,
     "qwen3_vl_moe": partial(tiny_families.write_tiny_qwen3, num_experts=4),
     "smolvlm": tiny_families.write_tiny_smolvlm,
+    "video_llama_3": tiny_families.write_tiny_video_llama_3,
 }
 PROMPT = "Describe the video, Décris, 🎬\nthen stop."
 NUM_TOKENS = 16

@@ -16,7 +16,7 @@ from slipstream.errors import ModelNotUsable
 from tests.engine.conftest import random_frames
 from tests.support import hub_forms
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
-from tests.support.tiny_families import write_tiny_llava_interleave
+from tests.support.tiny_families import write_tiny_llava_interleave, write_tiny_video_llama_3
 
 PROMPT = "What is happening here?"
 INDEX = "model.safetensors.index.json"
@@ -87,6 +87,8 @@ FORMS = {
     "llava-interleave-qwen-0.5b": Form(
         write_tiny_llava_interleave, (_llava(hub_forms.llava_of_2024, torch.bfloat16), hub_forms.tie)
     ),
+    "VideoLLaMA3-2B-Image-HF": Form(write_tiny_video_llama_3, (hub_forms.tie, hub_forms.bound_by_pixels)),
+    "VideoLLaMA3-7B-Image-HF": Form(write_tiny_video_llama_3, (hub_forms.shard, hub_forms.bound_by_pixels)),
     "llava of 2025": Form(write_tiny_llava, (_llava(hub_forms.llava_of_2025),)),
 }
 

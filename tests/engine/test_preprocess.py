@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from transformers.utils.import_utils import is_torchvision_available, is_vision_available
 
 from slipstream.errors import InvalidRequest, ModelNotUsable
-from slipstream.families.preprocess import SIGLIP_FRAMES, FramePreprocessor, PatchPreprocessor, PixelSettings
+from slipstream.families.preprocess import (
+    SIGLIP_FRAMES,
+    VIDEO_LLAMA_3_PATCHES,
+    FramePreprocessor,
+    PatchPreprocessor,
+    PixelSettings,
+)
 from slipstream.frame_size import fit
 from tests.engine.conftest import random_frames
 
@@ -101,6 +107,28 @@ def test_patches_equal_those_of_the_upstream_processor(
     preprocess = PatchPreprocessor.from_config(config)
     assert preprocess.grid(*frames.shape[:3]) == tuple(expected.video_grid_thw[0].tolist())
     assert torch.equal(preprocess(frames), expected.pixel_values_videos)
+
+
+VIDEO_LLAMA_CONFIGS: list[dict[str, Any]] = [
+    {"min_pixels": 12544, "max_pixels": 12845056},  # those of the hub
+    {"size": {"shortest_edge": 32 * 32, "longest_edge": 64 * 64 * 20}, "patch_size": 8, "image_mean": [0.4] * 3},
+]
+
+
+@pytest.mark.skipif(not is_torchvision_available(), reason="the upstream processor needs torchvision")
+@pytest.mark.parametrize("num_frames", [1, 5, 40])
+@pytest.mark.parametrize("config", VIDEO_LLAMA_CONFIGS)
+@pytest.mark.parametrize("size", [(56, 84), (24, 40), (480, 270), (20, 500), (720, 1280)])
+def test_patches_of_frames_that_share_a_bound(config: dict[str, Any], size: tuple[int, int], num_frames: int) -> None:
+    from transformers import VideoLlama3VideoProcessor
+
+    frames = random_frames(num_frames, 0, size)
+    upstream = VideoLlama3VideoProcessor(use_token_compression=False, **config)
+    expected = upstream([list(frames)], return_tensors="pt", input_data_format="channels_last")
+    preprocess = PatchPreprocessor.from_config(config, VIDEO_LLAMA_3_PATCHES)
+    assert preprocess.grid(*frames.shape[:3]) == tuple(expected.video_grid_thw[0].tolist())
+    assert torch.equal(preprocess(frames), expected.pixel_values_videos)
+    assert expected.video_compression_mask.all()
 
 
 def levels(patches: NDArray[np.float32]) -> NDArray[np.float32]:

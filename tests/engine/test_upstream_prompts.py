@@ -15,13 +15,14 @@ from transformers.models.llava.processing_llava import LlavaProcessor
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+from transformers.models.video_llama_3.processing_video_llama_3 import VideoLlama3Processor
 
 from slipstream.engine import load_model
 from slipstream.session_messages import Chat
 from slipstream.video.messages import SampledVideo
 from tests.support.reference import Layout, Reference
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
-from tests.support.tiny_families import write_tiny_llava_interleave, write_tiny_qwen3
+from tests.support.tiny_families import write_tiny_llava_interleave, write_tiny_qwen3, write_tiny_video_llama_3
 from tests.support.variants import one_in
 
 PROMPT = "Describe the video."
@@ -55,13 +56,13 @@ def processor_of(kind: type, reference: Reference, video_token: str) -> Any:
     return made
 
 
-def words_of(kind: Any, processor: Any, layout: Layout, num_frames: int) -> dict[str, list[str]]:
+def words_of(kind: Any, processor: Any, layout: Layout, video: SampledVideo) -> dict[str, list[str]]:
     """What upstream's function writes for the video, or for each of its pictures."""
-    tensors: dict[str, Any] = dict(layout.tensors)
+    tensors, num_frames = dict[str, Any](layout.tensors), len(video.frames)
     if kind is LlavaProcessor:
         pictures = {"pixel_values": tensors["pixel_values"].numpy()}
         return {"images_replacements": [kind.replace_image_token(processor, pictures, i) for i in range(num_frames)]}
-    metadata = SimpleNamespace(fps=FPS, frames_indices=list(range(num_frames)))
+    metadata = SimpleNamespace(fps=FPS, frames_indices=list(range(num_frames)), timestamps=video.timestamps_s)
     return {"videos_replacements": [kind.replace_video_token(processor, tensors | {"video_metadata": [metadata]}, 0)]}
 
 
@@ -73,6 +74,7 @@ def words_of(kind: Any, processor: Any, layout: Layout, num_frames: int) -> dict
         (write_tiny_llava, LlavaOnevisionProcessor, "<video>"),
         (write_tiny_qwen, Qwen2_5_VLProcessor, "<|video_pad|>"),
         (write_tiny_qwen3, Qwen3VLProcessor, "<|video_pad|>"),
+        (write_tiny_video_llama_3, VideoLlama3Processor, "<|video_pad|>"),
     ],
 )
 @one_in(3, "write", "num_frames")
@@ -83,7 +85,7 @@ def test_a_prompt_is_the_one_that_upstreams_processor_writes(
     reference = Reference(folder)
     processor = processor_of(kind, reference, video_token)
     layout = reference._layout(video)
-    words = words_of(kind, processor, layout, num_frames)
+    words = words_of(kind, processor, layout, video)
     rendered = reference._rendered(Chat(PROMPT), None, layout.media)
     (text,), _ = ProcessorMixin.get_text_with_replacements(processor, [rendered], **words)
     expected = reference.tokenizer(text)["input_ids"]

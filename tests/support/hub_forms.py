@@ -151,3 +151,13 @@ def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def _size(weight: Tensor) -> int:
     return weight.nbytes
+
+
+def bound_by_pixels(path: Path) -> None:
+    """The least and most pixels of frames by the names that older processors gave them."""
+
+    def change(processor: dict[str, Any]) -> None:
+        size = processor.pop("size")
+        processor |= {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"], "size": None}
+
+    edit(path / "video_preprocessor_config.json", change)

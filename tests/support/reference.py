@@ -17,7 +17,13 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE as SMOLVLM_TEMPLATE
 
 from slipstream.engine.checkpoint import Checkpoint
-from slipstream.families.preprocess import QWEN3_PATCHES, SIGLIP_FRAMES, FramePreprocessor, PatchPreprocessor
+from slipstream.families.preprocess import (
+    QWEN3_PATCHES,
+    SIGLIP_FRAMES,
+    VIDEO_LLAMA_3_PATCHES,
+    FramePreprocessor,
+    PatchPreprocessor,
+)
 from slipstream.families.smolvlm import number_words
 from slipstream.session_messages import Chat
 from slipstream.video.messages import SampledVideo
@@ -188,6 +194,16 @@ def _smolvlm(reference: Reference, video: SampledVideo) -> Layout:
     return Layout("<video>", f"{words}\n\n", {"pixel_values": pixels}, template=SMOLVLM_TEMPLATE)
 
 
+def _video_llama_3(reference: Reference, video: SampledVideo) -> Layout:
+    """With `use_token_compression=False`."""
+    preprocess = PatchPreprocessor.from_config(reference.processor, VIDEO_LLAMA_3_PATCHES)
+    tensors, tokens_per_frame = _patches(preprocess, video)
+    tensors["video_merge_sizes"] = torch.tensor([preprocess.merge_size])
+    tensors["video_compression_mask"] = torch.ones(len(video.frames) * tokens_per_frame, dtype=torch.bool)
+    words = [f"Time {time_s:.1f}s:{'<|video_pad|>' * tokens_per_frame}" for time_s in video.timestamps_s]
+    return Layout("<|video_pad|>", ",".join(words), tensors)
+
+
 def _patches(preprocess: PatchPreprocessor, video: SampledVideo) -> tuple[dict[str, Tensor], int]:
     """The pictures for the model, and how many tokens two frames become."""
     steps, rows, columns = preprocess.grid(*video.frames.shape[:3])
@@ -207,4 +223,5 @@ _LAYOUTS: Mapping[str, Callable[[Reference, SampledVideo], Layout]] = {
     "qwen3_vl": _qwen3_vl,
     "qwen3_vl_moe": _qwen3_vl,
     "smolvlm": _smolvlm,
+    "video_llama_3": _video_llama_3,
 }

@@ -23,6 +23,8 @@ from transformers import (
     Qwen3VLMoeForConditionalGeneration,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
+    VideoLlama3Config,
+    VideoLlama3ForConditionalGeneration,
 )
 
 from tests.support.tiny_checkpoint import (
@@ -71,6 +73,14 @@ LLAVA_INTERLEAVE_CHAT_TEMPLATE = """\
 {% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ '\\n' + part['text'] }}{% endfor %}\
 {{ '<|im_end|>' + '\\n' }}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+VIDEO_LLAMA_CHAT_TEMPLATE = """\
+{% for message in messages %}<|im_start|>{{ message['role'] }}
+{% for part in message['content'] %}\
+{% if part['type'] == 'video' %}<|video_pad|>
+{% else %}{{ part['text'] }}{% endif %}\
+{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 
 LLAVA_NEXT_CHAT_TEMPLATE = """\
 {% for message in messages %}{{ message['role'].upper() + ': ' }}\
@@ -302,6 +312,48 @@ def write_tiny_smolvlm(path: Path, *, seed: int, layers: int = 3, hidden: int = 
     return write_checkpoint(
         path, SmolVLMForConditionalGeneration(config), seed, tokenizer, SMOLVLM_CHAT_TEMPLATE, processor
     )
+
+
+def write_tiny_video_llama_3(
+    path: Path, *, seed: int, layers: int = 3, hidden: int = 32, max_context: int = 1024
+) -> Path:
+    """Write a VideoLLaMA 3 checkpoint with random weights below `path`, which is returned. A token is 16 x 16 pixels of
+    one frame; like those of the hub its settings ask for compressed tokens."""
+    tokenizer = tiny_tokenizer(320, QWEN_SPECIAL_TOKENS)
+    ids = tokenizer.get_vocab()
+    config = VideoLlama3Config(
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "patch_size": QWEN_PATCH_SIZE,
+        },
+        text_config={
+            "model_type": "qwen2",
+            "vocab_size": 320,
+            "hidden_size": hidden,
+            "intermediate_size": 2 * hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": max_context,
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        tie_word_embeddings=False,
+    )
+    processor = QWEN_PROCESSOR | {
+        "video_processor_type": "VideoLlama3VideoProcessor",
+        "size": {"shortest_edge": 24 * 24, "longest_edge": 10 * 48 * 64},
+        "temporal_patch_size": 1,
+        "use_token_compression": True,
+    }
+    model = VideoLlama3ForConditionalGeneration(config)
+    return write_checkpoint(path, model, seed, tokenizer, VIDEO_LLAMA_CHAT_TEMPLATE, processor)
 
 
 def tiny_llama_tokenizer() -> LlamaTokenizerFast:

@@ -21,6 +21,7 @@ from tests.engine.conftest import random_frames
 from tests.engine.test_tree_rows import trees
 from tests.pretended_gpu import queue
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
+from tests.support.tiny_families import write_tiny_video_llama_3
 
 FRAMES = random_frames(4, 2)
 POOL_BYTES = 2**22
@@ -134,12 +135,15 @@ def test_a_verdict_takes_one_wait(twins: Twins, num_rows: int) -> None:
     state.close()
 
 
-@pytest.mark.parametrize("write", [write_tiny_llava, write_tiny_qwen])
+@pytest.mark.parametrize("write", [write_tiny_llava, write_tiny_qwen, write_tiny_video_llama_3])
 def test_videos_and_prompts_are_those_of_the_cpu(write: Any, tmp_path: Path) -> None:
     write(tmp_path, seed=3)
     models = [load_model(str(tmp_path), device=device, dtype="float32") for device in ("cpu", "cuda:0")]
-    if write is write_tiny_qwen:  # as on a GPU, which rounds so
-        multiply_patches(cast(Any, models[0]._adapter)._model.model.visual.patch_embed.proj)
+    upstreams = cast(Any, models[0]._adapter)._model.model  # on a GPU its patches are multiplied, which rounds so
+    if write is write_tiny_qwen:
+        multiply_patches(upstreams.visual.patch_embed.proj)
+    elif write is write_tiny_video_llama_3:
+        multiply_patches(upstreams.vision_model.embeddings.patch_embedding)
     frames = random_frames(6, 5, (56, 84))
     encoded = [model.encode_frames(frames).cpu() for model in models]
     torch.testing.assert_close(*encoded)
