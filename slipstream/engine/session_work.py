@@ -37,7 +37,8 @@ class SessionWork:
 
     Args:
         turns: of all prompts of the model.
-        frames_room: where its frames take so many bytes until they are freed; None where nothing bounds them.
+        frames_room: where its frames, if it has any, take so many bytes until they are freed; None where nothing bounds
+            them.
         in_background: nobody waits for its text.
     """
 
@@ -53,7 +54,7 @@ class SessionWork:
         self.in_background = in_background
         self.frames: Frames | None = None
         """Received and not encoded yet. Nobody else keeps them, so their memory ends with this."""
-        self._frames_room = frames_room
+        self._frames_room = frames_room if num_frames_bytes else None
         self._num_frames_bytes = num_frames_bytes
         self._frames_place: Reservation | None = None
         self._released: asyncio.Future[None] | None = None

@@ -23,6 +23,7 @@ def make_engine(num_layers: int = 8, guidance_layer: int = 0, max_queued: int = 
     text = SimpleNamespace(tokenizer=None)
     model: Any = SimpleNamespace(info=info, text=text, text_stream=lambda: None, strict_width=0)
     model.plan_prompt = lambda prompt, num_frames, **facts: plan
+    model.plan_text = lambda prompt: SimpleNamespace(num_tokens=40, token_ids=(3,) * 40, is_text=True)
     model.kv_bytes = lambda num_tokens: num_tokens
     thread: Any = SimpleNamespace(run=AsyncMock())
     limits = TargetLimits(
@@ -87,6 +88,17 @@ async def test_frames_wait_for_room_until_others_are_encoded() -> None:
         await engine.open(TargetStart("c", "?", 9, with_guidance=False), 2, (10, 9))
     engine.close(second)
     assert (engine.frames.used_bytes, engine.frames.num_admitted) == (0, 0)
+
+
+async def test_a_question_about_no_video_waits_for_no_room_for_frames() -> None:
+    engine = make_engine()
+    engine.admission._max_sessions, engine.frames.budget_bytes = 3, 300
+    first, second = [
+        await engine.open(TargetStart(name, "?", 9, with_guidance=False), 1, (10, 9)) for name in ("a", "b")
+    ]
+    text = await engine.open(TargetStart("text", "?", 9, with_guidance=False, has_video=False), 0, (0, 0))
+    assert first.has_place and not second.has_place and text.has_place
+    assert [event async for event in engine.admit(text)] == []
 
 
 async def test_who_waits_for_its_place_holds_no_room_for_frames_that_others_wait_for() -> None:
