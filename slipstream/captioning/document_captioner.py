@@ -195,7 +195,7 @@ class DocumentCaptioner:
         stats: CaptionStats,
         late_hints: LateHints | None = None,
     ) -> Caption:
-        with await self._frame(picture) as video:
+        with await self._frame(picture, in_background=plan.in_background) as video:
             stats.sampled = asyncio.get_running_loop().time()
             return await self._captioner.caption(
                 plan, video, emit, stats, resume_wait_s=self._config.resume_wait_s, late_hints=late_hints
@@ -207,14 +207,15 @@ class DocumentCaptioner:
         target = self._captioner.peers.target.model
         return (ANY_SIZE if target is None else target.frame_size).within(self._config.max_page_pixels)
 
-    async def _frame(self, picture: PagePicture) -> SampledVideo:
+    async def _frame(self, picture: PagePicture, *, in_background: bool) -> SampledVideo:
         """The picture as the target wants it, as a video of one frame. Its memory counts in the gateway's budget for
         frames until it is closed. Raises Overloaded, LimitExceeded or InvalidRequest."""
         size = self._frame_size
         num_pixels = picture.width * picture.height
         if not size.is_known and num_pixels > self._config.max_page_pixels:
             raise LimitExceeded(f"page {picture.page} has {num_pixels} pixels; ask for it at a lower dpi")
-        async with self._captioner.media.frames.admitted(3 * max(num_pixels, size.most_pixels(1))) as place:
+        most_bytes = 3 * max(num_pixels, size.most_pixels(1))
+        async with self._captioner.media.frames.admitted(most_bytes, in_background=in_background) as place:
             frames = await asyncio.to_thread(_fitted, picture, size)
             place.shrink(frames.nbytes)
         return SampledVideo(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.budget import Admission
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.document_captioner import DocumentCaptioner, hint_texts
@@ -177,3 +179,28 @@ def test_hints_are_written_as_the_target_writes_unless_another_way_is_asked_for(
     assert documents.surface(DocumentOptions(surface="lines")) == "lines"
     target.model = None  # it has not answered yet
     assert documents.surface(DocumentOptions()) == "markdown"
+
+
+async def test_pages_of_the_archive_have_room_for_their_frames_after_people() -> None:
+    read = list[bool]()
+
+    async def caption(plan: CaptionPlan, *given: Any, **facts: Any) -> None:
+        read.append(plan.in_background)
+
+    frames = Admission(budget_bytes=3 * SIDE * SIDE, max_sessions=1, max_queued=2, queue_timeout_s=60.0, what="gateway")
+    captioner = SimpleNamespace(
+        peers=SimpleNamespace(target=SimpleNamespace(model=None)),
+        media=SimpleNamespace(frames=frames),
+        caption=caption,
+    )
+    documents = DocumentCaptioner(CONFIG, cast(GatewayCaptioner, captioner), None)
+    picture = World(["read"]).picture
+    served = frames.reserve(1)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for in_background in (True, False):
+            regions = documents.regions_of(picture, lambda event: None)
+            group.create_task(regions._read(picture, replace(PLAN, in_background=in_background)))
+            await asyncio.sleep(0)
+        assert frames.num_queued == 2
+        served.release()
+    assert read == [False, True]
