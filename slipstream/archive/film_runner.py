@@ -42,7 +42,7 @@ from slipstream.captioning.film_captioner import (
 )
 from slipstream.captioning.film_summary import TimedText
 from slipstream.captioning.plan import CaptionPlan
-from slipstream.errors import SlipstreamError, UnreadableVideo
+from slipstream.errors import Overloaded, SlipstreamError, UnreadableVideo
 from slipstream.messages import Caption, Segment, SharedFrom
 from slipstream.options import CaptionOptions
 from slipstream.rpc.peers import models_of
@@ -156,11 +156,20 @@ class FilmRunner:
 
     async def _caption_missing(self, run: _Run, file: VideoFile, film: Film) -> None:
         """Segment after segment, as many at once as there are slots. Raises behind those that have begun, so that none
-        is made twice: `RetryLater` when the gateway is to end, and what keeps the next ones from being decoded."""
+        is made twice: `RetryLater` when the gateway is to end, and what keeps the next ones from being decoded or one
+        from being captioned, as a full target does that sends the archive's away and serves the others."""
         room = asyncio.Semaphore(max(self._config.archive_slots, 1))
         obstacle: SlipstreamError | None = None
         numbering = _numbering(run.plan, film)
         missing = numbering.segments_of(run.parts.state.missing)
+
+        async def make(decoded: DecodedSegment) -> None:
+            nonlocal obstacle
+            try:
+                await self._make(run, film, decoded)
+            except Overloaded as error:
+                obstacle = error
+
         try:
             async with (
                 aclosing(self._films.decoded(run.plan, file, film, missing)) as segments,
@@ -169,12 +178,12 @@ class FilmRunner:
                 while True:
                     await room.acquire()
                     try:
-                        decoded = None if self._models.is_ending else await anext(segments, None)
+                        decoded = None if obstacle or self._models.is_ending else await anext(segments, None)
                     except SlipstreamError as error:  # a store that is away, no room for more frames
                         decoded, obstacle = None, error
                     if decoded is None:
                         break
-                    task = group.create_task(self._make(run, film, decoded))
+                    task = group.create_task(make(decoded))
                     task.add_done_callback(lambda _, decoded=decoded: _ended(decoded, room))  # type: ignore[misc]
         except ExceptionGroup as failures:  # the first that failed has ended the others
             raise failures.exceptions[0] from None

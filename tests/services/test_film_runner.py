@@ -18,7 +18,7 @@ from slipstream.archive.worker import RetryLater, RunnerDied
 from slipstream.captioning import film_captioner
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.film_captioner import DecodedSegment, Film, FilmCaptioner
-from slipstream.captioning.plan import make_plan
+from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.errors import (
     LimitExceeded,
     ObjectChanged,
@@ -28,7 +28,7 @@ from slipstream.errors import (
     SlipstreamError,
     UnreadableVideo,
 )
-from slipstream.messages import Segment
+from slipstream.messages import Caption, Segment
 from slipstream.options import CaptionOptions
 from slipstream.video.files import VideoFile
 from slipstream.video.messages import SampledVideo
@@ -198,6 +198,31 @@ async def test_what_keeps_segments_from_being_decoded_costs_none_that_has_begun(
     world.media.refused = {}
     assert (await world.ended(await world.take())).state is JobState.DONE
     assert sorted(world.models.captioned) == list(range(1, SEGMENTS)), "each once"
+
+
+async def test_a_segment_that_gave_way_to_people_costs_none_that_is_served() -> None:
+    world = World()
+    lease, served = await world.submit(), asyncio.Event()
+
+    async def caption(plan: CaptionPlan, video: SampledVideo, *given: Any, **facts: Any) -> Caption:
+        number = int(video.frames[0, 0, 0, 0])
+        world.models.captioned.append(number)
+        if number == 1:
+            raise Overloaded("captions that people wait for fill the queue")
+        await served.wait()
+        return Caption(f"text {number}", 3, None)
+
+    world.models.caption = caption  # type: ignore[method-assign]
+    running = asyncio.create_task(world.runner.run(lease, world.progress.append))
+    await eventually(lambda: 1 in world.models.captioned)
+    served.set()
+    with pytest.raises(Overloaded, match="fill the queue"):
+        await running
+    assert world.models.captioned == [0, 1] and await world.texts() == WHOLE[:1] and not world.media.num_open
+    del world.models.caption  # type: ignore[method-assign]
+    assert await world.queue.retry(lease, "again", 0.0, counted=False)
+    assert (await world.ended(await world.take())).state is JobState.DONE and await world.texts() == WHOLE
+    assert sorted(world.models.captioned) == sorted([*range(SEGMENTS), 1]), "each once but the one that gave way"
 
 
 async def test_of_more_prompts_than_sets_stay_at_hand_each_reads_its_duplicates_once() -> None:
