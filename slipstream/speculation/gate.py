@@ -17,8 +17,9 @@ from slipstream.speculation.pacing import CostModel
 # running sum is the *loss*. Past a *budget* the gate closes. Gains make the loss negative, down to -CREDIT: a draft
 # that was good may fail a little later, and one that turned bad is still noticed within some rounds. Once it has
 # gained PROOF the budget is 0: speculation may lose what it has gained, and no more. The gate closes, too, when the
-# first FRUITLESS rounds since it opened brought no token of the draft's: they lose whatever the clock says, and a noisy
-# one may say that it is next to nothing. Then there is nothing to reconsider.
+# first FRUITLESS rounds since it opened in which tokens of the draft's were judged brought none of them: they lose
+# whatever the clock says, and a noisy one may say that it is next to nothing. Then there is nothing to reconsider.
+# Where the draft has said nothing it is late, and not bad: a good one may have waited behind the prompts of others.
 #
 # **Closed**, the target runs plain passes in one batch and the draft rests: its line is dropped and none begins. The
 # first RECONSIDER passes measure plain decoding anew, at this moment's load; if the loss was but a wrong notion of
@@ -100,8 +101,10 @@ class Gate:
         self._rest = rest
         self.num_rounds = 0
         self._fruitless_left: float = FRUITLESS
-        """Rounds that may still bring no token of the draft's, as all have since the gate opened; any number of them
-        once one did."""
+        """Rounds that may still judge tokens of the draft's in vain, as all have since the gate opened; any number of
+        them once one did not."""
+        self._num_judged = 0
+        """As the last round was told."""
         self._caption, self._stretch = _Account(), _Account()
         """Of the whole caption, and of the stretch since the gate opened."""
         self._plain_samples: deque[float] = deque(maxlen=RECENT_SAMPLES)
@@ -164,13 +167,26 @@ class Gate:
             return 0
         return self._rest - RECONSIDER + self._num_left if self._reconsidering else self._num_left
 
-    def on_round(self, num_tokens: int, round_s: float, held_s: float, company: Company = ALONE) -> None:
-        """A round of speculation ended: the target was held for `held_s` and answered after `round_s` more."""
+    def on_round(
+        self,
+        num_tokens: int,
+        round_s: float,
+        held_s: float,
+        company: Company = ALONE,
+        *,
+        num_judged: int | None = None,
+    ) -> None:
+        """A round of speculation ended: the target was held for `held_s` and answered after `round_s` more.
+
+        `num_judged`: tokens of the draft's of which it is known by now whether they are right; None: more than before.
+        """
         self._reckon(company)
         self._shortest_round_s = min(self._shortest_round_s, round_s)
         spent_s = held_s + min(round_s, LONGEST_ROUND * self._present_s)
         self.num_rounds += 1
-        self._fruitless_left = self._fruitless_left - 1 if num_tokens == 1 else math.inf
+        if num_judged is None or num_judged > self._num_judged:
+            self._fruitless_left = self._fruitless_left - 1 if num_tokens == 1 else math.inf
+        self._num_judged = num_judged or 0
         self._count(num_tokens, spent_s, self._stretch, self._caption)
         loss = self.loss
         if loss <= -PROOF:

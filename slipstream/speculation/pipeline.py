@@ -289,7 +289,7 @@ class Pipeline:
         if kind is PassKind.SPECULATIVE and isinstance(self.costs, TreeCosts):
             self.costs.observe_round(num_tokens, round_s + held_s)
         if self.gate is not None and kind is PassKind.SPECULATIVE:
-            self.gate.on_round(num_tokens, round_s, held_s, company)
+            self.gate.on_round(num_tokens, round_s, held_s, company, num_judged=self.num_judged)
         elif kind is PassKind.PLAIN or (self._hint_depth and kind is PassKind.SELF):
             self._undrafted.observe(round_s, self.draft_phase, company, in_batch=in_batch)
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from slipstream.speculation.gate import FIRST_REST, RECONSIDER, Gate
+from slipstream.speculation.gate import FIRST_REST, FRUITLESS, RECONSIDER, Gate
 from slipstream.speculation.lines import DraftPhase
 from slipstream.speculation.pacing import CostModel, Fixed, SelfClocked
 from slipstream.speculation.pipeline import UNDRAFTED_PASSES, Pipeline
@@ -92,6 +92,23 @@ def _closed(*, resting: bool = True) -> Pipeline:
     if not resting:
         pipeline.on_draft_lost()
     return pipeline
+
+
+def test_a_draft_that_is_late_is_not_taken_for_a_bad_one() -> None:
+    """It may have had to wait while prompts of others were run."""
+    costs = CostModel()
+    costs.plain_token_s.observe(1.0)
+    pipeline = Pipeline(Always(0, 4), costs, max_window=4, vocab_size=100, gate=Gate(costs))
+    pipeline.on_draft_joining()
+    pipeline.on_draft_ready(0)
+    for _ in range(2 * FRUITLESS):
+        pipeline.on_verdict(Verdict(0, 7), 1.0)
+    assert pipeline.draft_phase is DraftPhase.WRITING and not pipeline.gated
+    for _ in range(FRUITLESS + 1):  # what it writes is wrong by the time it could be judged
+        assert not pipeline.gated
+        pipeline.on_draft_tokens(pipeline.epoch, len(pipeline.committed), (5,))
+        pipeline.on_verdict(Verdict(0, 7), 1.0)
+    assert pipeline.gated
 
 
 def _pass_plainly(pipeline: Pipeline, count: int) -> list[object]:
