@@ -238,11 +238,11 @@ class Admission:
         """
         self.check(num_bytes)
         reservation = Reservation(self, num_bytes, in_background=in_background)
-        must_wait = bool(self._queue) or not self._fits(reservation)
-        if must_wait and len(self._queue) >= self._max_queued and (in_background or not self._make_way()):
-            raise self.refusal(f"{self._occupancy()} and {len(self._queue)} wait")
         bisect.insort(self._queue, reservation, key=lambda waiting: waiting.turn)
         self._admit_next()
+        if len(self._queue) > self._max_queued and (in_background or not self._make_way()):
+            self._queue.remove(reservation)
+            raise self.refusal(f"{self._occupancy()} and {len(self._queue)} wait")
         return reservation
 
     @contextlib.asynccontextmanager
@@ -312,6 +312,7 @@ class Admission:
             self._queue.remove(gives_way)
             gives_way.gave_way = True
             gives_way.moved.set()
+            self._admit_next()
         return gives_way is not None
 
 

@@ -133,6 +133,28 @@ async def test_one_that_goes_first_and_has_room_does_not_wait_for_the_large_one_
     assert later.admitted_at is None and admission.num_queued == 2
 
 
+async def test_a_full_queue_refuses_none_that_need_not_wait() -> None:
+    admission = make_admission(max_queued=1)
+    admission._turns.observe(MIB, 1.0)
+    first, archived = admission.reserve(60 * MIB), admission.reserve(80 * MIB, in_background=True)
+    small = admission.reserve(10 * MIB)
+    assert small.admitted_at is not None and not archived.gave_way
+    large = admission.reserve(80 * MIB)
+    assert archived.gave_way and admission.reserve(10 * MIB).admitted_at is not None
+    with pytest.raises(Overloaded, match="and 1 wait"):
+        admission.reserve(90 * MIB)
+    first.release()
+    assert large.admitted_at is not None
+
+
+async def test_where_one_gives_way_that_could_not_be_admitted_another_may_be() -> None:
+    admission = make_admission(max_queued=1)
+    admission.reserve(60 * MIB)
+    archived = admission.reserve(80 * MIB, in_background=True)
+    archived.turn -= 2 * ROOM_BEHIND_PEOPLE_S
+    assert admission.reserve(10 * MIB).admitted_at is not None and archived.gave_way
+
+
 async def test_those_behind_hear_of_one_that_goes_first() -> None:
     admission = make_admission(max_sessions=1)
     admission._turns.observe(MIB, 1.0)
