@@ -94,7 +94,8 @@ class ArchiveServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchBatch(self, request, context):
-        """The batch now and after every change, until it is completed or cancelled.
+        """The batch now and after every change, until it is completed or cancelled. FAILED_PRECONDITION where it is open, and
+        nothing of it has waited or run for a minute.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
