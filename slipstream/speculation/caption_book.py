@@ -97,7 +97,8 @@ class GateRecord:
         return f"may lose {self.budget:.1f} passes after {self.num_drafted} captions"
 
     def end(self, start: Start, gate: Gate | None, num_tokens: int) -> None:
-        """A caption of so many tokens ended, which began so with that gate."""
+        """A caption of so many tokens ended, which began so with that gate. Where the draft brought nothing it counts
+        as if it had lost all that it might: gates soon close to such drafts, which would be tried the more often."""
         if gate is None:
             self.num_left = max(self.num_left - num_tokens, 0)
             return
@@ -109,7 +110,8 @@ class GateRecord:
                 return
             if self.resting:  # else one that began before the rest has ended it
                 self.margin, self.rest, self.is_doubtful = TRIAL_MARGIN, min(2 * self.rest, LONGEST_REST), True
-        self.margin = min(self.margin + gate.gain, MOST_MARGIN)
+        gain = min(gate.gain, -self.budget) if gate.brought_nothing else gate.gain
+        self.margin = min(self.margin + gain, MOST_MARGIN)
         self.resting = self.margin <= 0
         if self.resting:
             self.rest, self.num_left = gate.rest, gate.num_left_to_rest or gate.rest

@@ -100,6 +100,8 @@ class Gate:
         self._budget = budget
         self._rest = rest
         self.num_rounds = 0
+        self._has_brought = False
+        """A token of the draft's, in any round."""
         self._fruitless_left: float = FRUITLESS
         """Rounds that may still judge tokens of the draft's in vain, as all have since the gate opened; any number of
         them once one did not."""
@@ -151,6 +153,11 @@ class Gate:
         return -self._caption.loss(self.plain_s)
 
     @property
+    def brought_nothing(self) -> bool:
+        """It has closed, and no round of the whole caption brought a token of the draft's."""
+        return self.num_closings > 0 and not self._has_brought
+
+    @property
     def num_passes(self) -> int:
         """Plain passes to ask for at once while the gate is closed; it thinks again after them."""
         return self._num_left
@@ -184,6 +191,7 @@ class Gate:
         self._shortest_round_s = min(self._shortest_round_s, round_s)
         spent_s = held_s + min(round_s, LONGEST_ROUND * self._present_s)
         self.num_rounds += 1
+        self._has_brought = self._has_brought or num_tokens > 1
         if num_judged is None or num_judged > self._num_judged:
             self._fruitless_left = self._fruitless_left - 1 if num_tokens == 1 else math.inf
         self._num_judged = num_judged or 0

@@ -21,10 +21,15 @@ def test_a_bad_draft_costs_little_and_a_good_one_loses_nothing() -> None:
         assert row["all"] < 0.8 and row["rests"] == 0
 
 
-def test_without_memory_every_caption_pays_again() -> None:
+def test_a_draft_that_brings_nothing_costs_little_without_memory_too() -> None:
     nonsense = make_drafts(NUM_CAPTIONS, NUM_TOKENS, seed=1).bad["nonsense"]
-    forgetting = play_series(nonsense, 5, gate=True, remembers=False)
+    assert max(play_series(nonsense, 5, gate=True, remembers=False).ratios) < FIRST_LIMIT
+
+
+def test_without_memory_every_caption_pays_again() -> None:
+    slow = make_drafts(NUM_CAPTIONS, NUM_TOKENS, seed=1).bad["slow"]
+    forgetting = play_series(slow, 5, gate=True, remembers=False)
     assert min(forgetting.ratios) > FIRST_LIMIT
     assert set(forgetting.starts) == {Start.ALONE}
-    remembering = play_series(nonsense, 5, gate=True, remembers=True)
+    remembering = play_series(slow, 5, gate=True, remembers=True)
     assert remembering.starts[0] is Start.OPEN and remembering.ratios[remembering.starts.index(Start.REST)] == 1
