@@ -11,6 +11,8 @@ CHUNK_BYTES = 256 * 2**20
 _IN_CHUNKS, _BESIDE_CHUNKS, _IN_ATTENTION = 3, 4.25, 6.25
 """Matrices that are alive at once, at most: those that a part makes of a chunk; those of all rows beside them, as wide
 as the model; and those of all rows in attention, which is not cut."""
+_JOINED = 1
+"""More of a chunk in an MLP that makes gate and inner rows by one product."""
 _REPEATED = 2
 """More in attention where keys and values are repeated for each query head, see `heads_share_keys`."""
 
@@ -57,10 +59,18 @@ def _widest_row(config: Any, itemsize: int) -> int:
     return max(int(config.intermediate_size) * itemsize, int(config.hidden_size) * torch.float32.itemsize)
 
 
-def prefill_bytes(config: Any, itemsize: int, num_tokens: int, *, share_keys: bool = True) -> int:
+def joins_gate(layer: Any) -> bool:
+    """Whether its MLP makes gate and inner rows by one product, as GLM's does."""
+    return hasattr(layer.mlp, "gate_up_proj")
+
+
+def prefill_bytes(
+    config: Any, itemsize: int, num_tokens: int, *, share_keys: bool = True, joined_gate: bool = False
+) -> int:
     """Most bytes that a dense layer's pass over so many tokens needs at once, keys and values apart: no less than
     `python -m bench models` finds on torch's device `meta`, and at most a third more."""
     chunk = min(CHUNK_BYTES, num_tokens * _widest_row(config, itemsize))
     matrix = num_tokens * config.hidden_size * itemsize
     in_attention = _IN_ATTENTION + (0 if share_keys else _REPEATED)
-    return int(max(_IN_CHUNKS * chunk + _BESIDE_CHUNKS * matrix, in_attention * matrix))
+    in_chunks = _IN_CHUNKS + (_JOINED if joined_gate else 0)
+    return int(max(in_chunks * chunk + _BESIDE_CHUNKS * matrix, in_attention * matrix))

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed import HashStore, TCPStore
+from transformers import Glm4vTextConfig
 
 from slipstream.engine import load_model, startup
 from slipstream.engine.parallel import follower, links, patience, ranks
@@ -101,6 +102,8 @@ def test_sizes_that_do_not_divide_the_heads() -> None:
         check_split("m", text_model(num_key_value_heads=1), 2)
     with pytest.raises(ModelNotUsable, match="mixture of experts"):
         check_split("m", text_model(num_experts=8), 2)
+    with pytest.raises(ModelNotUsable, match=r"two matrices in one, .*; it runs on one device only"):
+        check_split("m", Glm4vTextConfig(), 2)
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,11 @@ def check_split(ref: str, config: Any, size: int) -> None:
     """Raises `ModelNotUsable` for a text model that `size` ranks cannot share evenly."""
     if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
         raise ModelNotUsable(f"{ref}: a mixture of experts runs on one device only; leave out --gpus and --ranks")
+    if any("gather" in how for how in (getattr(config, "base_model_tp_plan", None) or {}).values()):
+        raise ModelNotUsable(
+            f"{ref}: its MLPs have two matrices in one, which ranks cannot share evenly; it runs on one device only:"
+            " leave out --gpus and --ranks"
+        )
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     possible = [n for n in range(2, kv_heads + 1) if not (kv_heads % n or heads % n or config.intermediate_size % n)]
     if size not in possible:
