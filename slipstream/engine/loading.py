@@ -42,6 +42,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 DTYPES = (AUTO, *_DTYPES)
 
 _FAMILIES: Mapping[str, str] = {
+    "glm46v": "slipstream.families.glm4v:Glm4V",
+    "glm4v": "slipstream.families.glm4v:Glm4V",
     "internvl": "slipstream.families.internvl:InternVL",
     "llava": "slipstream.families.llava_interleave:LlavaInterleave",
     "llava_next_video": "slipstream.families.llava_next_video:LlavaNextVideo",

@@ -331,6 +331,8 @@ QWEN3_PATCHES = PatchPreprocessor(
     min_pixels=128 * 32 * 32, max_pixels=768 * 32 * 32, patch_size=16, is_of_video=True, pixels=_HALVES
 )
 """The defaults of `Qwen3VLVideoProcessor`."""
+GLM4V_PATCHES = PatchPreprocessor(min_pixels=112 * 112, max_pixels=2 * 30000 * 28 * 28, is_of_video=True)
+"""The defaults of `Glm4vVideoProcessor` and `Glm46VVideoProcessor`."""
 VIDEO_LLAMA_3_PATCHES = PatchPreprocessor(
     min_pixels=0, max_pixels=0, temporal_patch_size=1, shares_most=True, pixels=_HALVES
 )

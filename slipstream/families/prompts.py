@@ -211,9 +211,9 @@ def _marks(num_texts: int) -> list[str]:
     return [_MARKER.format(number) for number in range(num_texts)]
 
 
-def token_id_of(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase, name: str, usual: str) -> int:
-    """Of a special token that the tokenizer calls `name`, or of the usual one. Raises `ModelNotUsable`."""
-    token = getattr(tokenizer, name, None) or usual
+def token_id_of(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase, name: str | None, usual: str) -> int:
+    """Of a special token that the tokenizer calls `name`, if it may, or of the usual one. Raises `ModelNotUsable`."""
+    token = (name and getattr(tokenizer, name, None)) or usual
     token_id = tokenizer.get_vocab().get(token)
     if token_id is None:
         raise ModelNotUsable(f"{checkpoint.ref}: the tokenizer has no token {token!r}")

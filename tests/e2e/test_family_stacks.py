@@ -17,7 +17,7 @@ from slipstream.rpc.calls import open_channel
 from slipstream.session_messages import Chat
 from slipstream.stack.local import Stack
 from slipstream.video.messages import SampledVideo
-from tests.support import tiny_checkpoint, tiny_families
+from tests.support import tiny_checkpoint, tiny_families, tiny_glm4v
 from tests.support.clips import sample_clip
 from tests.support.gateway_client import Captioned, caption, until
 from tests.support.media import ClipSpec, even_times_ms, make_clip
@@ -29,6 +29,8 @@ from tests.support.world import PROMPT, World, make_endless_world
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 FAMILIES: dict[str, WriteCheckpoint] = {
+    "glm4v": tiny_glm4v.write_tiny_glm4v,
+    "glm4v, GLM-4.6V-Flash": partial(tiny_glm4v.write_tiny_glm4v, processor="Glm46VProcessor"),
     "internvl": tiny_families.write_tiny_internvl,
     "llava_interleave": tiny_families.write_tiny_llava_interleave,
     "llava_next_video": tiny_families.write_tiny_llava_next_video,

@@ -15,12 +15,15 @@ from slipstream.errors import LimitExceeded
 from slipstream.session_messages import Chat
 from slipstream.video.messages import SampledVideo
 from tests.engine.test_qwen2_5_vl import greedy
-from tests.support import tiny_checkpoint, tiny_families
+from tests.support import tiny_checkpoint, tiny_families, tiny_glm4v
 from tests.support.clips import make_colour_clip, sample_clip
 from tests.support.reference import Reference
 from tests.support.variants import one_in
 
 FAMILIES = {
+    "glm4v": tiny_glm4v.write_tiny_glm4v,
+    "glm4v, GLM-4.6V-Flash": partial(tiny_glm4v.write_tiny_glm4v, processor="Glm46VProcessor"),
+    "glm46v": partial(tiny_glm4v.write_tiny_glm4v, model_type="glm46v"),
     "internvl 3": partial(tiny_families.write_tiny_internvl, text="qwen2"),
     "internvl 3.5": tiny_families.write_tiny_internvl,
     "llava_interleave": tiny_families.write_tiny_llava_interleave,

@@ -17,6 +17,7 @@ from tests.engine.conftest import random_frames
 from tests.support import hub_forms
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
 from tests.support.tiny_families import write_tiny_llava_interleave, write_tiny_video_llama_3
+from tests.support.tiny_glm4v import write_tiny_glm4v
 
 PROMPT = "What is happening here?"
 INDEX = "model.safetensors.index.json"
@@ -35,6 +36,18 @@ def _llava(rename: Callable[[str], str], dtype: torch.dtype | None = None) -> Ca
 
 
 FORMS = {
+    "GLM-4.1V-9B": Form(
+        write_tiny_glm4v,
+        (
+            hub_forms.name_rotation_as_before,
+            hub_forms.shard,
+            lambda path: hub_forms.list_end_tokens(path, 0, 3),
+            lambda path: hub_forms.edit(
+                path / "video_preprocessor_config.json", lambda config: config.update(processor_class="Glm4vProcessor")
+            ),
+        ),
+        end_tokens=3,
+    ),
     "Qwen2.5-VL-7B": Form(
         write_tiny_qwen,
         (

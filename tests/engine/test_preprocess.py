@@ -5,6 +5,7 @@ transformers' own Pillow image processor made (transformers 5.23, Pillow 13.0), 
 resized bytes a little differently, so those may differ by one level; a test tells by how much.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from transformers.utils.import_utils import is_torchvision_available, is_vision_
 
 from slipstream.errors import InvalidRequest, ModelNotUsable
 from slipstream.families.preprocess import (
+    GLM4V_PATCHES,
     SIGLIP_FRAMES,
     VIDEO_LLAMA_3_PATCHES,
     FramePreprocessor,
@@ -41,6 +43,17 @@ PATCH_CONFIGS: list[dict[str, Any]] = [
     {"min_pixels": 32 * 32, "max_pixels": 64 * 96, "patch_size": 8, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
     {"size": {"shortest_edge": 32 * 32, "longest_edge": 64 * 64}, "patch_size": 8, "temporal_patch_size": 1},
 ]
+GLM_CONFIGS: list[dict[str, Any]] = [
+    {},
+    {"size": {"shortest_edge": 4 * 24 * 24, "longest_edge": 10 * 48 * 64}, "patch_size": 8, "image_mean": [0.5] * 3},
+]
+"""Their bounds are of all frames together."""
+PATCH_CASES = [
+    *(("Qwen2VLVideoProcessor", PatchPreprocessor(), config, (1, 2, 5)) for config in PATCH_CONFIGS),
+    *(("Glm4vVideoProcessor", GLM4V_PATCHES, config, (2, 5, 6)) for config in GLM_CONFIGS),
+    *(("Glm46VVideoProcessor", GLM4V_PATCHES, config, (2, 5, 6)) for config in GLM_CONFIGS),
+]
+"""Whose they are, with what usual settings, what is set, and numbers of frames: GLM's refuse a single one."""
 STORED_CONFIG: dict[str, Any] = {
     "size": {"shortest_edge": 16 * 16, "longest_edge": 16 * 24},
     "patch_size": 4,
@@ -93,18 +106,24 @@ def test_pictures_are_within_a_level_of_those_that_pillow_makes(size: tuple[int,
 
 
 @pytest.mark.skipif(not is_torchvision_available(), reason="the upstream processor needs torchvision")
-@pytest.mark.parametrize("num_frames", [1, 2, 5])
-@pytest.mark.parametrize("config", PATCH_CONFIGS)
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize(("name", "usual", "config", "numbers"), PATCH_CASES)
 @pytest.mark.parametrize("size", [(56, 84), (24, 40), (480, 270), (20, 500)])
 def test_patches_equal_those_of_the_upstream_processor(
-    config: dict[str, Any], size: tuple[int, int], num_frames: int
+    name: str,
+    usual: PatchPreprocessor,
+    config: dict[str, Any],
+    numbers: Sequence[int],
+    size: tuple[int, int],
+    place: int,
 ) -> None:
-    from transformers import Qwen2VLVideoProcessor
+    import transformers
 
-    frames = random_frames(num_frames, 0, size)
-    upstream = Qwen2VLVideoProcessor(**config)
-    expected = upstream([list(frames)], return_tensors="pt", input_data_format="channels_last")
-    preprocess = PatchPreprocessor.from_config(config)
+    frames = random_frames(numbers[place], 0, size)
+    upstream = getattr(transformers, name)(**config)
+    told: dict[str, Any] = {"return_tensors": "pt", "input_data_format": "channels_last", "do_sample_frames": False}
+    expected = upstream([list(frames)], **told)
+    preprocess = PatchPreprocessor.from_config(config, usual)
     assert preprocess.grid(*frames.shape[:3]) == tuple(expected.video_grid_thw[0].tolist())
     assert torch.equal(preprocess(frames), expected.pixel_values_videos)
 

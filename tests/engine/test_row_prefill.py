@@ -16,11 +16,12 @@ from slipstream.engine.segments import Window
 from slipstream.speculation.protocol import ROOT, TokenTree
 from slipstream.video.messages import SampledVideo
 from tests.engine.test_qwen2_5_vl import greedy
-from tests.support import tiny_checkpoint, tiny_families
+from tests.support import tiny_checkpoint, tiny_families, tiny_glm4v
 from tests.support.clips import make_colour_clip, sample_clip
 from tests.support.reference import Reference
 
 FAMILIES = {
+    "glm4v": partial(tiny_glm4v.write_tiny_glm4v, layers=5),
     "llava_onevision": tiny_checkpoint.write_tiny_llava,
     "qwen2_5_vl": tiny_checkpoint.write_tiny_qwen,
     "qwen3_vl": partial(tiny_families.write_tiny_qwen3, layers=5),

@@ -4,6 +4,7 @@ Our reference lays prompts out by hand; here it is held to the functions that it
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 from transformers import ProcessorMixin
+from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
+from transformers.models.glm46v.processing_glm46v import Glm46VProcessor
 from transformers.models.llava.processing_llava import LlavaProcessor
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.video_llama_3.processing_video_llama_3 import VideoLlama3Processor
+from transformers.video_utils import VideoMetadata
 
 from slipstream.engine import load_model
 from slipstream.session_messages import Chat
@@ -23,6 +27,7 @@ from slipstream.video.messages import SampledVideo
 from tests.support.reference import Layout, Reference
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
 from tests.support.tiny_families import write_tiny_llava_interleave, write_tiny_qwen3, write_tiny_video_llama_3
+from tests.support.tiny_glm4v import write_tiny_glm4v
 from tests.support.variants import one_in
 
 PROMPT = "Describe the video."
@@ -35,7 +40,7 @@ def video_of(num_frames: int) -> SampledVideo:
     return SampledVideo(frames, times_s, num_frames / FPS, 96, 64, "h264", 0, ())
 
 
-def processor_of(kind: type, reference: Reference, video_token: str) -> Any:
+def processor_of(kind: Any, reference: Reference, video_token: str) -> Any:
     """What the functions that write a prompt look at."""
     merge_size = getattr(reference.model.config.vision_config, "spatial_merge_size", 1)
     made: Any = SimpleNamespace(
@@ -51,6 +56,9 @@ def processor_of(kind: type, reference: Reference, video_token: str) -> Any:
     )
     vision = reference.model.config.vision_config
     made.num_image_tokens = (getattr(vision, "image_size", 0) // vision.patch_size) ** 2
+    if kind in (Glm4vProcessor, Glm46VProcessor):
+        made.image_token = "<|image|>"
+        made.replace_frame_token_id = partial(kind.replace_frame_token_id, made)
     if kind is Qwen3VLProcessor:
         made._calculate_timestamps = lambda *told: Qwen3VLProcessor._calculate_timestamps(made, *told)
     return made
@@ -62,7 +70,7 @@ def words_of(kind: Any, processor: Any, layout: Layout, video: SampledVideo) -> 
     if kind is LlavaProcessor:
         pictures = {"pixel_values": tensors["pixel_values"].numpy()}
         return {"images_replacements": [kind.replace_image_token(processor, pictures, i) for i in range(num_frames)]}
-    metadata = SimpleNamespace(fps=FPS, frames_indices=list(range(num_frames)), timestamps=video.timestamps_s)
+    metadata = VideoMetadata(num_frames, fps=FPS, frames_indices=list(range(num_frames)))
     return {"videos_replacements": [kind.replace_video_token(processor, tensors | {"video_metadata": [metadata]}, 0)]}
 
 
@@ -70,6 +78,8 @@ def words_of(kind: Any, processor: Any, layout: Layout, video: SampledVideo) -> 
 @pytest.mark.parametrize(
     ("write", "kind", "video_token"),
     [
+        (write_tiny_glm4v, Glm4vProcessor, "<|video|>"),
+        (partial(write_tiny_glm4v, processor="Glm46VProcessor"), Glm46VProcessor, "<|video|>"),
         (write_tiny_llava_interleave, LlavaProcessor, "<image>"),
         (write_tiny_llava, LlavaOnevisionProcessor, "<video>"),
         (write_tiny_qwen, Qwen2_5_VLProcessor, "<|video_pad|>"),

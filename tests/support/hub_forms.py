@@ -107,6 +107,18 @@ def flatten_config(path: Path) -> None:
     edit(path / "config.json", change)
 
 
+def name_rotation_as_before(path: Path) -> None:
+    """As GLM-4.1V's repository has it: in three settings of the text model."""
+
+    def change(config: dict[str, Any]) -> None:
+        text = config["text_config"]
+        rope = text.pop("rope_parameters")
+        text["rope_theta"], text["partial_rotary_factor"] = rope["rope_theta"], rope["partial_rotary_factor"]
+        text["rope_scaling"] = {"type": "default", "mrope_section": rope["mrope_section"]}
+
+    edit(path / "config.json", change)
+
+
 def list_end_tokens(path: Path, *more: int) -> None:
     """Several ids end an answer."""
     edit(path / "generation_config.json", lambda config: config.update(eos_token_id=[config["eos_token_id"], *more]))

@@ -18,6 +18,7 @@ from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.families.preprocess import (
+    GLM4V_PATCHES,
     QWEN3_PATCHES,
     SIGLIP_FRAMES,
     VIDEO_LLAMA_3_PATCHES,
@@ -166,6 +167,17 @@ def _qwen3_vl(reference: Reference, video: SampledVideo) -> Layout:
     return Layout("<|video_pad|>", "".join(words), tensors, reference.model.config.video_token_id)
 
 
+def _glm4v(reference: Reference, video: SampledVideo) -> Layout:
+    tensors, tokens_per_step = _patches(PatchPreprocessor.from_config(reference.processor, GLM4V_PATCHES), video)
+    config = reference.model.config
+    tells_tenths = reference.processor.get("processor_class") == "Glm46VProcessor" or config.model_type == "glm46v"
+    picture = f"<|begin_of_image|>{'<|image|>' * tokens_per_step}<|end_of_image|>"
+    words = [
+        picture + (f"{time_s:.1f} seconds" if tells_tenths else str(int(time_s))) for time_s in video.timestamps_s[::2]
+    ]
+    return Layout("<|video|>", "".join(words), tensors, config.image_token_id)
+
+
 def _llava_interleave(reference: Reference, video: SampledVideo) -> Layout:
     pixels = FramePreprocessor.from_config(reference.processor, SIGLIP_FRAMES)(video.frames)
     vision = reference.model.config.vision_config
@@ -215,6 +227,8 @@ def _patches(preprocess: PatchPreprocessor, video: SampledVideo) -> tuple[dict[s
 
 
 _LAYOUTS: Mapping[str, Callable[[Reference, SampledVideo], Layout]] = {
+    "glm46v": _glm4v,
+    "glm4v": _glm4v,
     "internvl": _internvl,
     "llava": _llava_interleave,
     "llava_next_video": _llava_next_video,

@@ -87,11 +87,13 @@ def _train_tokenizer(vocab: int, special_tokens: tuple[str, ...]) -> str:
     return tokenizer.to_str()
 
 
-def tiny_tokenizer(vocab: int = 320, special_tokens: tuple[str, ...] = SPECIAL_TOKENS) -> PreTrainedTokenizerFast:
+def tiny_tokenizer(
+    vocab: int = 320, special_tokens: tuple[str, ...] = SPECIAL_TOKENS, *, end: str = "<|im_end|>"
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer, by default with LLaVA-OneVision's special tokens; at most `vocab` ids."""
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(_train_tokenizer(vocab, special_tokens)),
-        eos_token="<|im_end|>",
+        eos_token=end,
         pad_token="<|endoftext|>",
         clean_up_tokenization_spaces=False,
     )

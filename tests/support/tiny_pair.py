@@ -14,7 +14,9 @@ from tests.support.tiny_checkpoint import write_tiny_llava
 
 WriteCheckpoint = Callable[..., Path]
 """One of `tiny_checkpoint.write_tiny_*`."""
-_RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight", "experts.down_proj")
+_NORMS_BEHIND = ("post_self_attn_layernorm.weight", "post_mlp_layernorm.weight")
+"""GLM's, which such an output goes through before it is added."""
+_RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight", "experts.down_proj", *_NORMS_BEHIND)
 
 
 @dataclass(frozen=True)
