@@ -1,9 +1,7 @@
 """Loading a model by path or hub id: the list of families, the weights, what is known of the model before it runs."""
 
-import json
 import os
 import threading
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -16,9 +14,9 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedM
 from transformers.utils import logging as transformers_logging
 
 from slipstream import __version__
-from slipstream.documents.surfaces import CONFIG_KEY, SURFACES
 from slipstream.engine.attention import IMPLEMENTATION
 from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine.description import describe
 from slipstream.engine.forward import Decoder, Runner
 from slipstream.engine.fused_layers import can_fuse, join_weights
 from slipstream.engine.fused_runner import fastest_runner
@@ -26,14 +24,9 @@ from slipstream.engine.kernels import get_kernel
 from slipstream.engine.parallel.ranks import Group
 from slipstream.engine.parallel.shards import check_checkpoint, localise, placement, shards_on
 from slipstream.engine.video_lm import Adapter, VideoLM
-from slipstream.errors import InvalidRequest, ModelNotUsable
-from slipstream.families.adapter import FrameFacts, TextDecoder
-from slipstream.families.checkpoints import tokenizer_digest
+from slipstream.errors import ModelNotUsable
+from slipstream.families.adapter import TextDecoder
 from slipstream.families.prompts import ChatTemplate
-from slipstream.sampling import structure
-from slipstream.sampling.params import CAME_LATER, SamplingDefaults, SamplingParams
-from slipstream.service_info import ModelInfo
-from slipstream.session_messages import Chat
 
 AdapterFactory = Callable[[PreTrainedModel, Checkpoint, PreTrainedTokenizerBase], Adapter]
 
@@ -102,7 +95,7 @@ def load_model(
     _settle_positions(adapter.decoder)
     if torch_device.type == "cuda":
         _settle_weights(adapter)
-    info = _describe(checkpoint, model, adapter, tokenizer, revision.result())
+    info = describe(checkpoint, model, adapter, tokenizer, revision.result())
     if make_runner is None:
         make_runner = Runner if group is not None else partial(fastest_runner, num_axes=adapter.num_axes)
     runner = make_runner(adapter.decoder, adapter.lm_head, kernel, fixed_shapes=strict_width > 0)
@@ -321,82 +314,3 @@ def _usual_layer(config: Any) -> str:
     """The kind of all layers where a config does not list them, such as Mistral's."""
     window = getattr(config, "sliding_window", None)
     return "sliding_attention" if window and window < config.max_position_embeddings else "full_attention"
-
-
-def _describe(
-    checkpoint: Checkpoint,
-    model: PreTrainedModel,
-    adapter: Adapter,
-    tokenizer: PreTrainedTokenizerBase,
-    revision: str,
-) -> ModelInfo:
-    text = model.config.get_text_config()
-    return ModelInfo(
-        model_id=checkpoint.ref,
-        model_type=checkpoint.model_type,
-        dtype=str(model.dtype).removeprefix("torch."),
-        device=str(model.device),
-        tokenizer_digest=tokenizer_digest(json.loads(tokenizer.backend_tokenizer.to_str())),
-        vocab_size=text.vocab_size,
-        hidden_size=text.hidden_size,
-        num_layers=text.num_hidden_layers,
-        eos_token_ids=_eos_token_ids(checkpoint, model, tokenizer),
-        max_context=text.max_position_embeddings,
-        tokens_per_frame=-(-adapter.tokens_per_step // adapter.frames_per_step),
-        max_frames=_most_steps(adapter, text.max_position_embeddings) * adapter.frames_per_step,
-        revision=revision,
-        frame_size=adapter.frame_size,
-        sampling_defaults=_sampling_defaults(checkpoint, model),
-        surface=_surface(checkpoint, adapter),
-        keeps_structure=structure.IS_INSTALLED,
-        tells_logprobs=True,
-        honours=CAME_LATER,
-    )
-
-
-_MOST_STEPS = 4096  # no gateway samples more frames
-
-
-def _most_steps(adapter: Adapter, max_context: int) -> int:
-    """Steps of usual size that leave room for a token behind an empty prompt. Those of some families have words beside
-    them, such as their times, and more of them the more there are; some are the smaller the more there are."""
-
-    def num_tokens(steps: int) -> int:
-        return adapter.plan_prompt(Chat("?"), FrameFacts(steps * adapter.frames_per_step)).num_tokens
-
-    return bisect_left(range(1, min(max_context, _MOST_STEPS) + 1), max_context, key=num_tokens)
-
-
-def _surface(checkpoint: Checkpoint, adapter: Adapter) -> str:
-    """What the checkpoint names, else its family's."""
-    named = checkpoint.config.get(CONFIG_KEY)
-    if named is None:
-        return adapter.surface
-    if not isinstance(named, str) or named not in SURFACES:
-        raise ModelNotUsable(f"{checkpoint.ref}: config.json has {CONFIG_KEY} {named!r}; known: {', '.join(SURFACES)}")
-    return named
-
-
-def _sampling_defaults(checkpoint: Checkpoint, model: PreTrainedModel) -> SamplingDefaults:
-    """Raises `ModelNotUsable` for what no request could ask for."""
-    defaults = SamplingDefaults.of(model.generation_config)
-    try:
-        SamplingParams(**defaults.given()).check()
-    except InvalidRequest as error:
-        raise ModelNotUsable(f"{checkpoint.ref}: generation_config.json: {error}; correct or remove it") from None
-    return defaults
-
-
-def _eos_token_ids(
-    checkpoint: Checkpoint, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> tuple[int, ...]:
-    """Ids that end an answer: the generation config's, else the model config's, else the tokenizer's. One that is no
-    token's, such as -1, ends none. Raises `ModelNotUsable` for what is no id."""
-    generation: Any = model.generation_config
-    text = model.config.get_text_config()
-    candidates = (generation.eos_token_id, text.eos_token_id, tokenizer.eos_token_id)
-    eos = next((candidate for candidate in candidates if candidate is not None), ())
-    ids = eos if isinstance(eos, list | tuple) else (eos,)
-    if any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
-        raise ModelNotUsable(f"{checkpoint.ref}: eos_token_id must be a token's number, or a list of them, not {eos!r}")
-    return tuple(token for token in ids if 0 <= token < text.vocab_size)
