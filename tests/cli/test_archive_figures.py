@@ -24,12 +24,13 @@ from slipstream.client import archive_client
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.options import CaptionOptions
 
-EMPTY = Batch("", "", BatchState.OPEN, {}, JobCounts(), 0.0, 0.0, BatchTotals())
+EMPTY = Batch("", "", BatchState.IN_PROGRESS, {}, JobCounts(), 0.0, 0.0, BatchTotals())
 
 
 def snapshot(done: int, total: int = 100, failed: int = 0, ended_s: float = 0.0) -> Batch:
     return replace(
         EMPTY,
+        state=BatchState.COMPLETED if ended_s else BatchState.IN_PROGRESS,
         counts=JobCounts(total=total, done=done, failed=failed, running=1),
         totals=BatchTotals(tokens=10 * done, generate_s=2.0 * done, plain_generate_s=3.0 * done),
         created_s=1000.0,
@@ -66,6 +67,13 @@ def test_an_ended_batch_has_the_figures_of_its_life() -> None:
     figures = Meter().update(snapshot(done=90, failed=10, ended_s=1100.0))
     assert figures.videos_per_h == pytest.approx(3240)
     assert figures.eta_s == 0
+
+
+def test_what_is_still_handed_in_is_told_as_such() -> None:
+    """All of it may be done by now, and then it has an end that is none."""
+    idle = replace(snapshot(done=100, ended_s=1100.0), state=BatchState.OPEN, counts=JobCounts(total=100, done=100))
+    figures = Meter().update(idle)
+    assert figures.videos_per_h is None and describe(idle, figures).startswith("done 100 of 100 so far, ")
 
 
 def test_nothing_is_known_of_an_empty_batch() -> None:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 
 from slipstream.archive.messages import Batch, BatchTotals
 from slipstream.archive.quality import COUNTED_MARKS
+from slipstream.archive.queue import BatchState
 from slipstream.cli.views import printable
 from slipstream.client.archive_client import ArchiveClient
 
@@ -57,7 +58,7 @@ class Meter:
         self._samples.append(now)
         while len(self._samples) > 2 and self._samples[1].at_s <= now.at_s - WINDOW_S:
             self._samples.popleft()
-        if batch.ended_s:
+        if batch.is_ended:
             return overall(batch)
         first = self._samples[0]
         elapsed_s = now.at_s - first.at_s
@@ -94,7 +95,7 @@ def has_failures(batch: Batch) -> bool:
 def describe(batch: Batch, figures: Figures) -> str:
     """Counts and figures on one line."""
     counts = batch.counts
-    facts = [f"done {counts.done:,} of {counts.total:,}"]
+    facts = [f"done {counts.done:,} of {counts.total:,}{' so far' if batch.state is BatchState.OPEN else ''}"]
     facts += [
         f"{number:,} {name}"
         for name, number in (
