@@ -104,25 +104,6 @@ async def test_a_bad_end_is_named_and_the_next_file_served(
     await still_works(pool)
 
 
-async def test_videos_of_people_are_decoded_before_the_archives(pool: DecodePool) -> None:
-    done = list[str]()
-
-    async def decode(name: str) -> None:
-        with file_of(CLIP) as file:
-            await pool.sample(file, 4, in_background=name == "archive")
-        done.append(name)
-
-    decoder = pool._turns.reserve(0)
-    tasks = list[asyncio.Task[None]]()
-    for num_waiting, name in enumerate(("archive", "first", "second"), start=1):
-        tasks.append(asyncio.create_task(decode(name)))
-        await eventually(lambda num=num_waiting: pool._turns.num_queued == num)
-    decoder.release()
-    await asyncio.gather(*tasks)
-    assert done == ["first", "second", "archive"]
-    assert (pool._turns.num_admitted, pool._turns.num_queued) == (0, 0)
-
-
 async def test_a_captured_decoder_can_do_nothing(pool: DecodePool) -> None:
     with pytest.raises(UnreadableVideo) as refusal:
         await sample(pool, b"probe")
