@@ -52,6 +52,7 @@ async def test_the_log_says_where_it_listens(gateway: FakeGateway, tmp_path: Pat
     await front.start()
     try:
         await front.wait_serving(240)
+        await eventually(lambda: logged(front.log_path, "service.ready"))  # it may answer just before it says so
         (ready,) = logged(front.log_path, "service.ready")
         assert ready["address"] == front.address
     finally:
