@@ -219,6 +219,7 @@ def test_whatever_comes_all_have_room_in_the_end_and_never_too_much(comers: list
                 waiting.append(admission.reserve(size * MIB, in_background=in_background))
             served += [place for place in waiting if place.admitted_at is not None and place not in served]
             assert sum(place.num_bytes for place in served if not place._released) == admission.used_bytes <= 100 * MIB
+            assert not any(map(admission._fits, admission._queue[:1])), "the first of the queue waits for room alone"
             holding = [place for place in served if not place._released]
             if holding:
                 holding[leaves % len(holding)].release()
