@@ -14,8 +14,6 @@ from tests.engine.conftest import random_frames
 from tests.support import hub_forms
 from tests.support.tiny_families import write_tiny_video_llama_3
 
-PROCESSOR = "video_preprocessor_config.json"
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -41,31 +39,6 @@ def test_the_more_frames_the_smaller_they_are(folder: Path) -> None:
         assert [len(span) for span in plan.video] == [num_tokens] * num_frames
         frames = random_frames(num_frames, 0, (144, 192))
         assert len(model.encode_frames(frames)) == plan.num_video_tokens
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"patch_size": 16}, "takes patches of 8 x 8 pixels of one frame, not the 16 x 16 of 1 in the video processor"),
-        ({"temporal_patch_size": 2}, "not the 8 x 8 of 2"),
-        ({"size": None}, "size must have shortest_edge and longest_edge"),
-        ({"size": {"shortest_edge": 576}}, "size must have shortest_edge and longest_edge"),
-        ({"resample": 2}, "resample 2 is not supported"),
-        ({"do_center_crop": True}, "do_center_crop is not supported"),
-    ],
-)
-def test_a_processor_that_does_not_fit_is_refused(tmp_path: Path, settings: dict[str, Any], problem: str) -> None:
-    path = write_tiny_video_llama_3(tmp_path / "model", seed=5)
-    hub_forms.edit(path / PROCESSOR, lambda processor: processor.update(settings))
-    with pytest.raises(ModelNotUsable, match=problem):
-        load_model(str(path))
-
-
-def test_without_settings_it_is_refused(tmp_path: Path) -> None:
-    path = write_tiny_video_llama_3(tmp_path / "model", seed=5)
-    (path / PROCESSOR).unlink()
-    with pytest.raises(ModelNotUsable, match="says nothing of how frames become its input"):
-        load_model(str(path))
 
 
 def test_a_template_without_a_video_is_refused(tmp_path: Path) -> None:

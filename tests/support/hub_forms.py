@@ -155,6 +155,22 @@ def join_merges(path: Path, *, as_pairs: bool) -> None:
     edit(path / "tokenizer.json", change)
 
 
+def change(name: str, **settings: Any) -> Callable[[Path], None]:
+    """What sets these in a file of a checkpoint, which is made where there is none."""
+
+    def set_them(path: Path) -> None:
+        if not (path / name).exists():
+            (path / name).write_text("{}", encoding="utf-8")
+        edit(path / name, lambda content: content.update(settings))
+
+    return set_them
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    """What takes a file of a checkpoint away."""
+    return lambda path: (path / name).unlink()
+
+
 def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     change(content)

@@ -99,6 +99,24 @@ def tiny_tokenizer(
     )
 
 
+def text_config(
+    tokenizer: PreTrainedTokenizerFast, layers: int, hidden: int, max_context: int, vocab: int = 320
+) -> dict[str, Any]:
+    """Of a text model with 4 heads on 2."""
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": max_context,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+
 def write_tiny_llava(
     path: Path,
     *,
@@ -206,23 +224,14 @@ def write_tiny_qwen(
             "out_hidden_size": hidden,
             "tokens_per_second": tokens_per_second,
         },
-        text_config={
-            "vocab_size": 320,
-            "hidden_size": hidden,
-            "intermediate_size": 2 * hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": max_context,
+        text_config=text_config(tokenizer, layers, hidden, max_context)
+        | {
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": 10_000.0,
                 "mrope_section": [half - 2 * (half // 3), half // 3, half // 3],
             },
             "use_sliding_window": False,
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
         },
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],

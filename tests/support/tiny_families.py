@@ -6,7 +6,6 @@ Their tokenizers, templates and processors differ in what Slipstream has to know
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
@@ -35,6 +34,7 @@ from tests.support.tiny_checkpoint import (
     QWEN_PROCESSOR,
     QWEN_SPECIAL_TOKENS,
     TOKENS_PER_FRAME,
+    text_config,
     tiny_tokenizer,
     write_checkpoint,
     write_qwen,
@@ -52,6 +52,8 @@ SMOLVLM_SPECIAL_TOKENS = (
     "<end_of_utterance>",
 )
 """None for a video: its template writes a word in the place of one."""
+LLAMA = {"model_type": "llama", "eos_token_id": 2, "pad_token_id": 0}
+"""Of a text model."""
 
 INTERNVL_CHAT_TEMPLATE = """\
 {% for message in messages %}<|im_start|>{{ message['role'] }}
@@ -73,14 +75,7 @@ LLAVA_INTERLEAVE_CHAT_TEMPLATE = """\
 {% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ '\\n' + part['text'] }}{% endfor %}\
 {{ '<|im_end|>' + '\\n' }}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-VIDEO_LLAMA_CHAT_TEMPLATE = """\
-{% for message in messages %}<|im_start|>{{ message['role'] }}
-{% for part in message['content'] %}\
-{% if part['type'] == 'video' %}<|video_pad|>
-{% else %}{{ part['text'] }}{% endif %}\
-{% endfor %}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+VIDEO_LLAMA_CHAT_TEMPLATE = INTERNVL_CHAT_TEMPLATE.replace("<video>", "<|video_pad|>")
 
 LLAVA_NEXT_CHAT_TEMPLATE = """\
 {% for message in messages %}{{ message['role'].upper() + ': ' }}\
@@ -120,24 +115,15 @@ def write_tiny_qwen3(
             "num_position_embeddings": 36,
             "deepstack_visual_indexes": list(range(num_deepstack)),
         },
-        text_config={
-            "vocab_size": 320,
-            "hidden_size": hidden,
-            "intermediate_size": 2 * hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
+        text_config=text_config(tokenizer, layers, hidden, max_context)
+        | {
             "head_dim": 16,
-            "max_position_embeddings": max_context,
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": 10_000.0,
                 "mrope_section": [4, 2, 2],
                 "mrope_interleaved": True,
             },
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
         }
         | (mixture if num_experts else {}),
         image_token_id=ids["<|image_pad|>"],
@@ -171,20 +157,7 @@ def write_tiny_internvl(
             "image_size": FRAME_SIZE,
             "patch_size": PATCH_SIZE,
         },
-        text_config={
-            "model_type": text,
-            "vocab_size": 320,
-            "hidden_size": hidden,
-            "intermediate_size": 2 * hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": hidden // 4,
-            "max_position_embeddings": max_context,
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-        },
+        text_config=text_config(tokenizer, layers, hidden, max_context) | {"model_type": text, "head_dim": hidden // 4},
         image_token_id=ids["<IMG_CONTEXT>"],
         image_seq_length=TOKENS_PER_FRAME,
         tie_word_embeddings=False,
@@ -229,8 +202,7 @@ def write_tiny_llava_interleave(
             "patch_size": PATCH_SIZE,
             "vision_use_head": False,
         },
-        text_config=_llama(hidden, layers, max_context, 320)
-        | {"model_type": "qwen2", "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id},
+        text_config=text_config(tokenizer, layers, hidden, max_context) | {"model_type": "qwen2"},
         image_token_index=tokenizer.get_vocab()["<image>"],
         vision_feature_layer=-1,
         vision_feature_select_strategy="full",
@@ -263,7 +235,7 @@ def write_tiny_llava_next_video(
             "image_size": FRAME_SIZE,
             "patch_size": PATCH_SIZE,
         },
-        text_config=_llama(hidden, layers, max_context, len(ids)),
+        text_config=text_config(tokenizer, layers, hidden, max_context, len(ids)) | LLAMA,
         image_token_index=ids["<image>"],
         video_token_index=ids["<video>"],
         image_grid_pinpoints=[[FRAME_SIZE, FRAME_SIZE]],
@@ -295,7 +267,7 @@ def write_tiny_smolvlm(path: Path, *, seed: int, layers: int = 3, hidden: int = 
             "image_size": FRAME_SIZE,
             "patch_size": PATCH_SIZE,
         },
-        text_config=_llama(hidden, layers, max_context, 320),
+        text_config=text_config(tokenizer, layers, hidden, max_context) | LLAMA,
         image_token_id=tokenizer.get_vocab()["<image>"],
         scale_factor=2,
         tie_word_embeddings=False,
@@ -329,19 +301,7 @@ def write_tiny_video_llama_3(
             "num_attention_heads": 2,
             "patch_size": QWEN_PATCH_SIZE,
         },
-        text_config={
-            "model_type": "qwen2",
-            "vocab_size": 320,
-            "hidden_size": hidden,
-            "intermediate_size": 2 * hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": max_context,
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-        },
+        text_config=text_config(tokenizer, layers, hidden, max_context) | {"model_type": "qwen2"},
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
         tie_word_embeddings=False,
@@ -374,19 +334,3 @@ def _train_llama_tokenizer() -> tuple[dict[str, int], list[tuple[str, str]]]:
     trained = json.loads(tokenizer.to_str())["model"]
     words = ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)], *trained["vocab"]]
     return {word: index for index, word in enumerate(words)}, [tuple(merge) for merge in trained["merges"]]
-
-
-def _llama(hidden: int, layers: int, max_context: int, vocab: int) -> dict[str, Any]:
-    return {
-        "model_type": "llama",
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "intermediate_size": 2 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": max_context,
-        "bos_token_id": None,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }

@@ -4,7 +4,13 @@ from pathlib import Path
 
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from tests.support.tiny_checkpoint import QWEN_PATCH_SIZE, QWEN_PROCESSOR, tiny_tokenizer, write_checkpoint
+from tests.support.tiny_checkpoint import (
+    QWEN_PATCH_SIZE,
+    QWEN_PROCESSOR,
+    text_config,
+    tiny_tokenizer,
+    write_checkpoint,
+)
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -63,23 +69,15 @@ def write_tiny_glm4v(
             "out_hidden_size": hidden,
             "intermediate_size": 48,
         },
-        text_config={
+        text_config=text_config(tokenizer, layers, hidden, max_context)
+        | {
             "model_type": "glm4v_text",
-            "vocab_size": 320,
-            "hidden_size": hidden,
-            "intermediate_size": 2 * hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": max_context,
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": 10_000.0,
                 "partial_rotary_factor": 0.5,
                 "mrope_section": [frequencies - 2 * (frequencies // 3), frequencies // 3, frequencies // 3],
             },
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
         },
         image_token_id=ids["<|image|>"],
         video_token_id=ids["<|video|>"],
