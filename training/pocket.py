@@ -11,14 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     GenerationConfig,
-    LlavaOnevisionForConditionalGeneration,
     PreTrainedTokenizerFast,
-    Qwen2_5_VLForConditionalGeneration,
 )
 
 Role = Literal["target", "draft"]
 ROLES: tuple[Role, ...] = ("target", "draft")
-PocketModel = LlavaOnevisionForConditionalGeneration | Qwen2_5_VLForConditionalGeneration
 
 IMAGE_SIZE = 112
 STORED_DTYPE = torch.bfloat16

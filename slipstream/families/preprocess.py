@@ -209,6 +209,11 @@ def _check_uncropped(config: Mapping[str, Any]) -> None:
         raise ModelNotUsable("video processor: do_center_crop is not supported for this family")
 
 
+def _check_positive(settings: "PatchPreprocessor", *names: str) -> None:
+    if wrong := {name: value for name in names if (value := getattr(settings, name)) < 1}:
+        raise ModelNotUsable(f"video processor: sizes and bounds of frames must be positive, not {wrong}")
+
+
 def _height_and_width(name: str, size: Mapping[str, int] | int) -> tuple[int, int]:
     if isinstance(size, int):
         return size, size
@@ -262,7 +267,7 @@ class PatchPreprocessor:
         if not size.get("shortest_edge") or not size.get("longest_edge"):
             raise ModelNotUsable(f"video processor: size must have shortest_edge and longest_edge, got {size}")
         caps = usual.is_of_video and bool(config.get("cap_pixels_per_frame"))
-        return cls(
+        settings = cls(
             min_pixels=int(size["shortest_edge"]),
             max_pixels=int(size["longest_edge"]),
             patch_size=int(config.get("patch_size", usual.patch_size)),
@@ -273,6 +278,8 @@ class PatchPreprocessor:
             max_frame_tokens=int(config.get("max_video_tokens", _MAX_FRAME_TOKENS)) if caps else 0,
             pixels=PixelSettings.from_config(config, usual.pixels),
         )
+        _check_positive(settings, "patch_size", "temporal_patch_size", "merge_size", "min_pixels", "max_pixels")
+        return settings
 
     @property
     def frame_size(self) -> FrameSize:

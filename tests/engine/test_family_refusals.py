@@ -26,6 +26,8 @@ GLM: Damages = {
         change(OF_VIDEO, size={"height": 32, "width": 32}),
         "must have shortest_edge and longest_edge",
     ),
+    "no merging": (change(OF_VIDEO, merge_size=0), r"must be positive, not \{'merge_size': 0\}"),
+    "negative bounds": (change(OF_VIDEO, size={"shortest_edge": -1, "longest_edge": 784}), "'min_pixels': -1"),
     "another picture": (change("config.json", image_token_id=5), "image_token_id is 5 in the model's config but"),
     "another video": (change("config.json", video_token_id=5), "put one video before the user's text"),
     "no template": (remove("chat_template.jinja"), "chat template is missing"),
