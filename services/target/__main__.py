@@ -16,7 +16,7 @@ from slipstream.engine.prefix_cache import share_of_keys
 from slipstream.engine.startup import ModelServiceConfig, rank_order, start_model
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.video_lm import VideoLM
-from slipstream.errors import InvalidConfig
+from slipstream.errors import InvalidConfig, ModelNotUsable
 from slipstream.logs import configure_logs, log_all_output
 from slipstream.metrics import REGISTRY, ModelMetrics, watch_frames
 from slipstream.rpc.server import Lifecycle, run_service
@@ -100,6 +100,8 @@ async def setup(
     """Loads the weights, runs a warm-up pass and registers the servicer of what `wrap_model` makes of the model."""
     config.check_rides()
     model, thread = await start_model(config, lifecycle.fail, strict_width=config.told_width)
+    if config.ride_along and model.runner.recurs:
+        raise ModelNotUsable(f"{config.model} has linear attention; start it without --ride-along")
     prefix_cache_mb = 0 if config.told_width else config.prefix_cache_mb
     kv_budget_bytes, prefix_cache_bytes = config.budgets(model, KV_SHARE, prefix_cache_mb, PREFIX_RATIO)
     keys_share = share_of_keys(model.runner.kv_bytes_per_token, model.info.hidden_size)

@@ -4,7 +4,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, Protocol, cast
 
 import torch
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from slipstream.device_copy import to_device
 from slipstream.engine.attention import Attend, Kernel, attend_segments, heads_share_keys
-from slipstream.engine.kv_cache import KVCache
+from slipstream.engine.kv_cache import KVCache, round_up
 from slipstream.engine.row_chunks import in_chunks, joins_gate, prefill_bytes, whole_rows
-from slipstream.engine.segments import Additions, Observer, Rows, kept_rows, pack, take
+from slipstream.engine.segments import Observer, Rows, Segment, additions_of, kept_rows, pack, take
 from slipstream.engine.static.pool import KVPool, PooledCache
 from slipstream.engine.thread import finish_work
 from slipstream.speculation.protocol import TokenTree
@@ -50,7 +50,7 @@ class ForwardPass:
         self._hidden, self._position_ids, self._segments = packed.hidden, packed.position_ids, packed.segments
         self._num_tokens = [segment.length for segment in self._segments]
         self._rotary = runner.decoder.rotary_emb(self._hidden, self._position_ids)
-        self._additions = [one for one in _additions(batch) if first_layer < len(one.features)]
+        self._additions = [one for one in additions_of(batch) if first_layer < len(one.features)]
         self._next_layer = first_layer
 
     @property
@@ -65,7 +65,7 @@ class ForwardPass:
 
     def run_layers(self, until_layer: int) -> None:
         """Run layers up to, not including, `until_layer`; does nothing for those already run."""
-        attend = partial(attend_segments, self._segments, self._runner.kernel)
+        attend = self._runner.attention(self._segments)
         with torch.inference_mode():
             for layer in self._runner.layers(self._hidden.shape[1])[self._next_layer : until_layer]:
                 self._hidden = call_layer(layer, self._hidden, self._position_ids, self._rotary, attend)
@@ -133,6 +133,9 @@ class Runner:
         fixed_shapes: attention reads caches in whole granules, see `KVCache`.
     """
 
+    recurs = False
+    """Some layers have a state of all tokens in place of keys and values, which is neither copied nor cut anywhere."""
+
     def __init__(self, decoder: Decoder, lm_head: nn.Module, kernel: Kernel, *, fixed_shapes: bool = False) -> None:
         self.decoder = decoder
         self.lm_head = lm_head
@@ -148,9 +151,17 @@ class Runner:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of one token's keys and values in all layers."""
-        attentions = [cast(Any, layer).self_attn for layer in self.decoder.layers]
+        attentions = [cast(Any, layer).self_attn for layer in self.decoder.layers if hasattr(layer, "self_attn")]
         width = sum(attention.k_proj.weight.shape[0] + attention.v_proj.weight.shape[0] for attention in attentions)
         return int(width) * self.decoder.embed_tokens.weight.element_size()
+
+    def attention(self, segments: Sequence[Segment]) -> Attend:
+        """What a pass over these does in each layer."""
+        return partial(attend_segments, segments, self.kernel)
+
+    def cache_bytes(self, num_tokens: int) -> int:
+        """Bytes of a session's cache with room for so many tokens."""
+        return self.kv_bytes_per_token * round_up(num_tokens)
 
     def layers(self, num_rows: int) -> Sequence[nn.Module]:
         """For a pass of so many rows: more than `whole_rows` go through their parts in chunks."""
@@ -167,8 +178,9 @@ class Runner:
         how = {"share_keys": share_keys, "joined_gate": joins_gate(self._layers[0])}
         return prefill_bytes(self.decoder.config, weight.element_size(), num_tokens, **how)
 
-    def new_cache(self, capacity: int) -> KVCache:
-        """An empty cache for one session, with room for `capacity` tokens."""
+    def new_cache(self, capacity: int, num_text: int = 0) -> KVCache:
+        """An empty cache for one session, with room for `capacity` tokens. `num_text`: of its prompt, those behind the
+        video; a copy of what is before them may be wanted."""
         if self.pool is not None:
             return PooledCache(self.num_layers, capacity=capacity, pool=self.pool, whole_granules=self.fixed_shapes)
         return KVCache(self.num_layers, capacity=capacity, **self.cache_layout)
@@ -230,12 +242,6 @@ def call_layer(layer: nn.Module, hidden: Tensor, position_ids: Tensor, rotary: A
     """One upstream decoder layer: [1, rows, hidden] -> the same."""
     places = {"position_ids": position_ids, "position_embeddings": rotary}
     return cast(Tensor, layer(hidden, attention_mask=None, **places, attend=attend))
-
-
-def _additions(batch: Sequence[Rows]) -> list[Additions]:
-    """With the rows that they have in the packed pass."""
-    starts = accumulate((rows.hidden.shape[0] for rows in batch), initial=0)
-    return [rows.additions.behind(start) for start, rows in zip(starts, batch, strict=False) if rows.additions]
 
 
 # -- sessions ---------------------------------------------------------------------------------------------------------

@@ -42,6 +42,8 @@ _FAMILIES: Mapping[str, str] = {
     "llava_next_video": "slipstream.families.llava_next_video:LlavaNextVideo",
     "llava_onevision": "slipstream.families.llava_onevision:LlavaOnevision",
     "qwen2_5_vl": "slipstream.families.qwen2_5_vl:Qwen2_5VL",
+    "qwen3_5": "slipstream.families.qwen3_5:Qwen3_5",
+    "qwen3_5_moe": "slipstream.families.qwen3_5:Qwen3_5",
     "qwen3_vl": "slipstream.families.qwen3_vl:Qwen3VL",
     "qwen3_vl_moe": "slipstream.families.qwen3_vl:Qwen3VL",
     "smolvlm": "slipstream.families.smolvlm:SmolVLM",
@@ -91,13 +93,13 @@ def load_model(
         tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
         model = _load_weights(checkpoint, torch_dtype, torch_device, group)
         adapter = make_adapter(model, checkpoint, tokenizer)
-    _check_attention(checkpoint, adapter.decoder)
+    _check_attention(checkpoint, adapter.decoder, strict_width)
     _settle_positions(adapter.decoder)
     if torch_device.type == "cuda":
         _settle_weights(adapter)
     info = describe(checkpoint, model, adapter, tokenizer, revision.result())
     if make_runner is None:
-        make_runner = Runner if group is not None else partial(fastest_runner, num_axes=adapter.num_axes)
+        make_runner = Runner if group is not None else _usual_runner(adapter)
     runner = make_runner(adapter.decoder, adapter.lm_head, kernel, fixed_shapes=strict_width > 0)
     text, template = TextDecoder(tokenizer.backend_tokenizer), ChatTemplate.for_text(tokenizer, checkpoint)
     return VideoLM(info, adapter, runner, text, template, strict_width=strict_width)
@@ -296,18 +298,35 @@ def _settle_weights(adapter: Adapter) -> None:
     torch.cuda.empty_cache()
 
 
-def _check_attention(checkpoint: Checkpoint, decoder: Decoder) -> None:
+def _usual_runner(adapter: Adapter) -> Callable[..., Runner]:
+    """The fastest here of a model's passes in one process."""
+    if "linear_attention" in _kinds_of_layers(adapter.decoder.config):
+        from slipstream.engine.recurrent.runner import RecurrentRunner
+
+        return RecurrentRunner
+    return partial(fastest_runner, num_axes=adapter.num_axes)
+
+
+def _check_attention(checkpoint: Checkpoint, decoder: Decoder, strict_width: int) -> None:
     """That the text model calls our attention, without which a window would not see what was before it, and that it
-    has full attention in every layer."""
+    has full attention in every layer, or a recurrence that is known here."""
     config: Any = decoder.config
     if config._attn_implementation != IMPLEMENTATION:
         raise ModelNotUsable(
             f"{checkpoint.ref}: its text model took attention {config._attn_implementation!r}, not ours; this"
             " version of transformers loads it in another way than Slipstream knows, please report it"
         )
-    kinds = set(getattr(config, "layer_types", None) or [_usual_layer(config)])
-    if kinds != {"full_attention"}:
+    kinds = _kinds_of_layers(config)
+    if "linear_attention" in kinds:
+        from slipstream.engine.recurrent.runner import check_recurrence
+
+        check_recurrence(checkpoint.ref, decoder, strict_width)
+    if kinds - {"linear_attention"} != {"full_attention"}:
         raise ModelNotUsable(f"{checkpoint.ref}: only full attention is supported, not {', '.join(sorted(kinds))}")
+
+
+def _kinds_of_layers(config: Any) -> set[str]:
+    return set(getattr(config, "layer_types", None) or [_usual_layer(config)])
 
 
 def _usual_layer(config: Any) -> str:

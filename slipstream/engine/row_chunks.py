@@ -8,13 +8,15 @@ from torch import Tensor, nn
 
 CHUNK_BYTES = 256 * 2**20
 """Of one of the matrices that a part of a layer makes of its rows at once."""
-_IN_CHUNKS, _BESIDE_CHUNKS, _IN_ATTENTION = 3, 4.25, 6.25
+_IN_CHUNKS, BESIDE_CHUNKS, _IN_ATTENTION = 3, 4.25, 6.25
 """Matrices that are alive at once, at most: those that a part makes of a chunk; those of all rows beside them, as wide
 as the model; and those of all rows in attention, which is not cut."""
 _JOINED = 1
 """More of a chunk in an MLP that makes gate and inner rows by one product."""
 _REPEATED = 2
 """More in attention where keys and values are repeated for each query head, see `heads_share_keys`."""
+_MIXES_ROWS = ("self_attn", "linear_attn")
+"""The parts of a layer in which rows depend on each other."""
 
 
 class RowChunks(nn.Module):
@@ -50,7 +52,7 @@ def in_chunks(layer: nn.Module, max_rows: int) -> nn.Module:
     a prefill needs. The layer itself stays as it is: steps of decoding, which are short, pay nothing for that.
     """
     twin, parts = copy(layer), layer.named_children()
-    twin._modules = {name: part if name == "self_attn" else RowChunks(part, max_rows) for name, part in parts}
+    twin._modules = {name: part if name in _MIXES_ROWS else RowChunks(part, max_rows) for name, part in parts}
     return twin
 
 
@@ -73,4 +75,4 @@ def prefill_bytes(
     matrix = num_tokens * config.hidden_size * itemsize
     in_attention = _IN_ATTENTION + (0 if share_keys else _REPEATED)
     in_chunks = _IN_CHUNKS + (_JOINED if joined_gate else 0)
-    return int(max(in_chunks * chunk + _BESIDE_CHUNKS * matrix, in_attention * matrix))
+    return int(max(in_chunks * chunk + BESIDE_CHUNKS * matrix, in_attention * matrix))

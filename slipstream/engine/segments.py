@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -188,6 +189,12 @@ class Additions:
         stays = torch.isin(self.rows, keep)
         rows = torch.searchsorted(keep, self.rows[stays])
         return Additions(rows, tuple(take(each, stays.nonzero().squeeze(1)) for each in self.features))
+
+
+def additions_of(batch: Sequence[Rows]) -> list[Additions]:
+    """With the rows that they have in the packed pass."""
+    starts = accumulate((rows.hidden.shape[0] for rows in batch), initial=0)
+    return [rows.additions.behind(start) for start, rows in zip(starts, batch, strict=False) if rows.additions]
 
 
 @dataclass(frozen=True, slots=True)

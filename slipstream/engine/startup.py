@@ -153,6 +153,10 @@ class ModelServiceConfig(ServiceOptions):
 
         Raises `ModelNotUsable` when there is no room for the pool.
         """
+        if model.runner.recurs:
+            if self.static_steps == "on":
+                raise ModelNotUsable(f"{model.info.model_id} has linear attention; start it without --static-steps on")
+            return
         on_cuda = torch.device(model.info.device).type == "cuda"
         if self.static_steps == "on" or (self.static_steps == AUTO and on_cuda):
             try:

@@ -32,10 +32,11 @@ from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, Sess
 from slipstream.families.adapter import StoppingText
 from slipstream.pruning import Guidance, Score
 from slipstream.pruning.guided import scores_of
+from slipstream.pruning.lossy import Schedule
 from slipstream.sampling.sampler import TargetSampler
 from slipstream.sampling.structure import Structures
 from slipstream.session_messages import Judgement, JudgeRequest, Prefilled, PrefillStage, StageProgress, TargetStart
-from slipstream.speculation.methods import METHODS, TOLERANT_METHOD, GuidanceKind
+from slipstream.speculation.methods import METHODS, TOLERANT_METHOD, GuidanceKind, LossyRank
 from slipstream.speculation.protocol import StopRule
 
 T = TypeVar("T")
@@ -118,6 +119,8 @@ class TargetEngine:
         structure = await self._structures.opened(asked) if asked.is_structured else None
         sampler = TargetSampler(asked, plan.token_ids, info.vocab_size, structure, info.eos_token_ids)
         lossy = schedule_of(request, plan, info.num_layers)
+        if self.model.runner.recurs:
+            check_attends(request, drafter_type, lossy)
         if request.session_id in self._sessions:  # nothing is awaited from here on until it is one of them
             raise SessionExists(f"session {request.session_id!r} is open already; give every request its own id")
         kv_bytes = self._kv_bytes(request, plan, drafter_type)
@@ -245,7 +248,9 @@ class TargetEngine:
         if attention is None or kind != GuidanceKind.SCORES:
             raise InvalidRequest(f"{score} comes as scores, and from sessions that were opened with attention")
         if score is Score.ATTENTION_VARIATION:
-            return await self._scores(lambda: attention.mean([last]) - attention.mean([0]))
+            if self.model.runner.recurs:  # layers that attend may be few before L
+                await _of_open_session(session, session.prefilled)
+            return await self._scores(lambda: attention.variation(last))
         await _of_open_session(session, session.prefilled)
         return await self._scores(attention.mean)
 
@@ -326,6 +331,16 @@ def check_hints(request: TargetStart, *, is_strict: bool) -> None:
         raise InvalidRequest(
             "a tolerance below 1 judges trees, and this target's passes have a strict width, which takes chains: leave"
             " the tolerance out, or start the target with --strict-width 0"
+        )
+
+
+def check_attends(request: TargetStart, drafter_type: type[LocalDrafter] | None, lossy: Schedule | None) -> None:
+    """Raises `InvalidRequest` for what goes by the attention of layers that have linear attention."""
+    is_ranked = lossy is not None and lossy.rank is not LossyRank.REDUNDANCY
+    if is_ranked or (drafter_type is not None and drafter_type.needs_attention):
+        raise InvalidRequest(
+            f"{request.local_drafter or 'this lossy baseline'} goes by the attention of every layer, and most layers of"
+            " this target have linear attention, which pays none to single tokens: take another method"
         )
 
 

@@ -99,6 +99,15 @@ class TextAttention:
         device = self._by_layer[chosen[0]].device
         return torch.stack([self._head_mean(layer).to(device) for layer in chosen]).mean(dim=0)
 
+    def variation(self, last: int) -> Tensor:
+        """`mean` of layer `last` less that of the first. Of a model some of whose layers do not attend: of the last
+        one recorded up to there less the first, or of the first two where that is one."""
+        recorded = sorted(self._by_layer)
+        early = [layer for layer in recorded if layer <= last]
+        if len(early) < 2 and 0 not in recorded:
+            early = recorded[:2]
+        return self.mean(early[-1:]) - self.mean(early[:1])
+
     def place_video(self, rows: Tensor) -> None:
         """See `Observer`."""
         self.video = rows

@@ -14,7 +14,7 @@ from torch import Tensor
 from slipstream.device_copy import to_device
 from slipstream.engine import segments
 from slipstream.engine.forward import Begun, DecodeState, Note, Prefill, PromptRows, Runner
-from slipstream.engine.kv_cache import KVCache, round_up
+from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.row_prefill import Ride, RowPrefill
 from slipstream.engine.segments import Additions, GreedyRows, Observer, PassRows, Rows, Window, end_of, kept_rows
 from slipstream.engine.static.steps import StaticSteps
@@ -161,7 +161,7 @@ class VideoLM:
 
     def kv_bytes(self, num_tokens: int) -> int:
         """Bytes of the cache that `start_prefill` makes for `num_tokens` tokens, prompt and headroom together."""
-        return self.runner.kv_bytes_per_token * round_up(num_tokens + self.strict_width)
+        return self.runner.cache_bytes(num_tokens + self.strict_width)
 
     def prefill_bytes(self, kv_bytes: int) -> int:
         """Bytes that the longest prefill whose keys and values take no more than that needs beside them at its peak."""
@@ -223,7 +223,7 @@ class VideoLM:
             hidden = self._adapter.embed_prompt(plan, embeddings)
             hidden = hidden.index_select(0, to_device(rows, hidden.device))
             additions = Additions(plan.video_rows, tuple(features)).among(rows) if features else None
-        cache = self.runner.new_cache(len(rows) + headroom + self.strict_width)  # the last step is filled up, too
+        cache = self.runner.new_cache(len(rows) + headroom + self.strict_width, plan.num_text_tokens)
         state = DecodeState(cache, num_prompt_tokens=len(rows), position_offset=next_position - len(rows))
         prompt = Rows(cache, hidden, to_device(position_ids, hidden.device), additions=additions)
         return PromptRows(prompt, state, video, plan.num_text_tokens)

@@ -85,6 +85,7 @@ CAME_WITH = {
     "frames at nearly their own size, which share a bound": 1,
     "a family that tells times behind its pictures": 1,
     "what a loaded model says of itself, apart from loading it": 1,
+    "layers that recur: their rule, their caches, their passes; a family of such models": 4,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CODECS_CAME_WITH = {"documents at the gateway", "films in segments", "what KEDA is told"}

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from slipstream.errors import InvalidRequest
 from slipstream.pruning import PRUNERS
 from slipstream.rpc.calls import open_channel
 from slipstream.session_messages import Chat
 from slipstream.stack.local import Stack
 from slipstream.video.messages import SampledVideo
-from tests.support import tiny_checkpoint, tiny_families, tiny_glm4v
+from tests.support import tiny_checkpoint, tiny_families, tiny_glm4v, tiny_qwen3_5
 from tests.support.clips import sample_clip
 from tests.support.gateway_client import Captioned, caption, until
 from tests.support.media import ClipSpec, even_times_ms, make_clip
@@ -35,6 +36,8 @@ FAMILIES: dict[str, WriteCheckpoint] = {
     "llava_interleave": tiny_families.write_tiny_llava_interleave,
     "llava_next_video": tiny_families.write_tiny_llava_next_video,
     "qwen2_5_vl": tiny_checkpoint.write_tiny_qwen,
+    "qwen3_5": tiny_qwen3_5.write_tiny_qwen3_5,
+    "qwen3_5_moe": partial(tiny_qwen3_5.write_tiny_qwen3_5, num_experts=4),
     "qwen3_vl": tiny_families.write_tiny_qwen3,
     "qwen3_vl_moe": partial(tiny_families.write_tiny_qwen3, num_experts=4),
     "smolvlm": tiny_families.write_tiny_smolvlm,
@@ -166,5 +169,9 @@ async def test_a_large_video_that_is_decoded_elsewhere(channel: grpc.aio.Channel
 @pytest.mark.parametrize("method", ["parallelvlm", "specvlm", "sd_tree", "onsd", "std"])
 @pytest.mark.long
 async def test_other_methods(channel: grpc.aio.Channel, family: World, method: str) -> None:
+    if method == "std" and "qwen3_5" in family.folder.name:
+        with pytest.raises(InvalidRequest, match="have linear attention, which pays none to single tokens"):
+            await check(channel, family, 1, method=method)
+        return
     captioned = await drafted(channel, family, 1, method=method)
     assert captioned.summary.speculation.judged > 0

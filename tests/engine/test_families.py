@@ -15,7 +15,7 @@ from slipstream.errors import LimitExceeded
 from slipstream.session_messages import Chat
 from slipstream.video.messages import SampledVideo
 from tests.engine.test_qwen2_5_vl import greedy
-from tests.support import tiny_checkpoint, tiny_families, tiny_glm4v
+from tests.support import tiny_checkpoint, tiny_families, tiny_glm4v, tiny_qwen3_5
 from tests.support.clips import make_colour_clip, sample_clip
 from tests.support.reference import Reference
 from tests.support.variants import one_in
@@ -34,6 +34,8 @@ FAMILIES = {
     "llava_next_video": tiny_families.write_tiny_llava_next_video,
     "llava_onevision": tiny_checkpoint.write_tiny_llava,
     "qwen2_5_vl": tiny_checkpoint.write_tiny_qwen,
+    "qwen3_5": tiny_qwen3_5.write_tiny_qwen3_5,
+    "qwen3_5_moe": partial(tiny_qwen3_5.write_tiny_qwen3_5, num_experts=4),
     "qwen3_vl": tiny_families.write_tiny_qwen3,
     "qwen3_vl_moe": partial(tiny_families.write_tiny_qwen3, num_experts=4),
     "smolvlm": tiny_families.write_tiny_smolvlm,

@@ -18,6 +18,7 @@ from tests.support import hub_forms
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
 from tests.support.tiny_families import write_tiny_llava_interleave, write_tiny_video_llama_3
 from tests.support.tiny_glm4v import write_tiny_glm4v
+from tests.support.tiny_qwen3_5 import write_tiny_qwen3_5
 
 PROMPT = "What is happening here?"
 INDEX = "model.safetensors.index.json"
@@ -75,6 +76,11 @@ FORMS = {
             hub_forms.shard,
             lambda path: hub_forms.join_merges(path, as_pairs=True),
         ),
+    ),
+    "Qwen3.5-9B": Form(
+        write_tiny_qwen3_5,
+        (hub_forms.predict_ahead, hub_forms.shard, lambda path: hub_forms.list_end_tokens(path, 0)),
+        end_tokens=2,
     ),
     "llava-onevision-qwen2-7b": Form(
         write_tiny_llava,

@@ -28,6 +28,7 @@ from tests.support.reference import Layout, Reference
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
 from tests.support.tiny_families import write_tiny_llava_interleave, write_tiny_qwen3, write_tiny_video_llama_3
 from tests.support.tiny_glm4v import write_tiny_glm4v
+from tests.support.tiny_qwen3_5 import write_tiny_qwen3_5
 from tests.support.variants import one_in
 
 PROMPT = "Describe the video."
@@ -84,6 +85,7 @@ def words_of(kind: Any, processor: Any, layout: Layout, video: SampledVideo) -> 
         (write_tiny_llava, LlavaOnevisionProcessor, "<video>"),
         (write_tiny_qwen, Qwen2_5_VLProcessor, "<|video_pad|>"),
         (write_tiny_qwen3, Qwen3VLProcessor, "<|video_pad|>"),
+        (write_tiny_qwen3_5, Qwen3VLProcessor, "<|video_pad|>"),
         (write_tiny_video_llama_3, VideoLlama3Processor, "<|video_pad|>"),
     ],
 )

@@ -62,6 +62,13 @@ def tie(path: Path) -> None:
     edit(path / "config.json", change)
 
 
+def predict_ahead(path: Path) -> None:
+    """Weights of a further layer, which predicts tokens ahead and which transformers' models do not have."""
+    weights = load_file(path / "model.safetensors")
+    head = next(weight for name, weight in weights.items() if name.endswith("lm_head.weight"))
+    save_file(weights | {"mtp.fc.weight": head.clone()}, path / "model.safetensors", {"format": "pt"})
+
+
 def shard(path: Path, num_shards: int = 3) -> None:
     """Several files and an index."""
     weights = load_file(path / "model.safetensors")

@@ -234,6 +234,8 @@ _LAYOUTS: Mapping[str, Callable[[Reference, SampledVideo], Layout]] = {
     "llava_next_video": _llava_next_video,
     "llava_onevision": _llava_onevision,
     "qwen2_5_vl": _qwen2_5_vl,
+    "qwen3_5": _qwen3_vl,
+    "qwen3_5_moe": _qwen3_vl,
     "qwen3_vl": _qwen3_vl,
     "qwen3_vl_moe": _qwen3_vl,
     "smolvlm": _smolvlm,

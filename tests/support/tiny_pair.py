@@ -16,7 +16,13 @@ WriteCheckpoint = Callable[..., Path]
 """One of `tiny_checkpoint.write_tiny_*`."""
 _NORMS_BEHIND = ("post_self_attn_layernorm.weight", "post_mlp_layernorm.weight")
 """GLM's, which such an output goes through before it is added."""
-_RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight", "experts.down_proj", *_NORMS_BEHIND)
+_RESIDUAL_OUTPUTS = (
+    "o_proj.weight",
+    "linear_attn.out_proj.weight",
+    "down_proj.weight",
+    "experts.down_proj",
+    *_NORMS_BEHIND,
+)
 
 
 @dataclass(frozen=True)

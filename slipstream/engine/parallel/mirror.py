@@ -202,7 +202,7 @@ class MirroredRunner(Runner):
         least = self._director.leader.least_free
         return free_bytes // self._director.leader.size if least is None else min(free_bytes, least)
 
-    def new_cache(self, capacity: int) -> KVCache:
+    def new_cache(self, capacity: int, num_text: int = 0) -> KVCache:
         if self.pool is not None:
             layout = {"pool": self.pool, "whole_granules": self.fixed_shapes}
             return MirroredPooledCache(self._director, self.num_layers, capacity=capacity, **layout)

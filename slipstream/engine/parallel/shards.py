@@ -29,6 +29,8 @@ def check_checkpoint(ref: str, size: int) -> None:
 
 def check_split(ref: str, config: Any, size: int) -> None:
     """Raises `ModelNotUsable` for a text model that `size` ranks cannot share evenly."""
+    if "linear_attention" in (getattr(config, "layer_types", None) or ()):
+        raise ModelNotUsable(f"{ref}: has linear attention, and runs on one device only; leave out --gpus and --ranks")
     if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
         raise ModelNotUsable(f"{ref}: a mixture of experts runs on one device only; leave out --gpus and --ranks")
     if any("gather" in how for how in (getattr(config, "base_model_tp_plan", None) or {}).values()):

@@ -81,7 +81,11 @@ def test_trees_take_other_widths(folder: str, monkeypatch: pytest.MonkeyPatch) -
     torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", some(FAMILIES, keep=("internvl 3", "qwen3_vl_moe")))
+RECORDED = [family for family in FAMILIES if not family.startswith("qwen3_5")]
+"""Linear attention is not."""
+
+
+@pytest.mark.parametrize("family", some(RECORDED, keep=("internvl 3", "qwen3_vl_moe")))
 def test_every_familys_steps(family: str, tmp_path: Path) -> None:
     FAMILIES[family](tmp_path, seed=3)  # type: ignore[operator]
     there, here = loaded(str(tmp_path))

@@ -20,7 +20,7 @@ OF_UPSTREAM = {"smolvlm": 3}
 """Waits of encoding that upstream's vision tower has of its own."""
 
 
-@pytest.fixture(scope="module", params=some(FAMILIES, keep=("qwen2_5_vl", "qwen3_vl_moe", "smolvlm")))
+@pytest.fixture(scope="module", params=some(FAMILIES, keep=("qwen2_5_vl", "qwen3_5", "qwen3_vl_moe", "smolvlm")))
 def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[VideoLM, PromptPlan, int]:
     """A model, a prompt, and how often encoding waits."""
     path = tmp_path_factory.mktemp("model")
