@@ -8,6 +8,9 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 Group = Literal["common", "sampling", "speculation", "baselines"]
 Receiver = Literal["target", "draft"]
+BOTH: tuple[Receiver, ...] = ("target", "draft")
+THINKING = ("template", "on", "off")
+"""What a model's chat template is told of thinking: nothing, yes or no."""
 
 
 class _Unset:
@@ -64,7 +67,7 @@ def option(
     help_text: str,
     group: Group = "speculation",
     *,
-    default: str = "the method's",
+    default: str = "",
     to: tuple[Receiver, ...] = (),
     choices: Sequence[str] = (),
     low: float | None = None,
@@ -77,7 +80,9 @@ def option(
     of: str = "",
     kw_only: bool = True,
 ) -> Any:
-    """One row, see `OptionSpec`. `flag`: where it is not the option's name."""
+    """One row, see `OptionSpec`. `flag`: where it is not the option's name; `default`: where it is neither the
+    gateway's nor the method's."""
+    default = default or ("the gateway's" if gateway_default else "the method's")
     row: dict[str, Any] = {"help": help_text, "group": group, "default": default, "to": to, "choices": tuple(choices)}
     row |= {"low": low, "high": high, "flag": flag, "is_file": is_file, "fallback": fallback}
     row |= {"gateway_default": gateway_default, "gateway_limit": gateway_limit, "of": of}

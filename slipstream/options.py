@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 from slipstream.config import UINT32_MAX, check_unicode, check_value, own_number
 from slipstream.errors import InvalidRequest, LimitExceeded
-from slipstream.option_specs import UNSET, Receiver, keywords_help, spec_of
+from slipstream.option_specs import BOTH, THINKING, UNSET, Receiver, keywords_help, spec_of
 from slipstream.option_specs import option as _option
 from slipstream.sampling.params import MAX_MIN_NEW_TOKENS, MAX_TOP_K, MOST_TOLD, RULES, STRUCTURES, SamplingParams
 from slipstream.speculation.hints.tolerance import ToleranceRule
@@ -23,16 +23,14 @@ from slipstream.speculation.pacing import POLICIES
 from slipstream.video.film_cuts import parse_segments
 from slipstream.video.marks import MARKS
 
-SEED_MAX = 2**63 - 1
-MAX_FPS = 1000.0
+SEED_MAX, MAX_FPS = 2**63 - 1, 1000.0
 MAX_PREDICTION_BYTES = 1024**2
 """Of all predictions of one caption together, in UTF-8, and of all its turns: both hold answers of any length."""
 OF_FILMS = ("segments", "duplicates", "skip_marked", "prompts", "summary", "summary_prompt")
 """Options that mean nothing to a page or a text; duplicates and marks also mean something to a whole video."""
 TOLD_BESIDE = ("trace", "want_kept", "logprobs", "top_logprobs")
 """Options that ask what else is told, and say nothing of the text."""
-MAX_PROMPTS = 16
-MAX_TURNS = 64
+MAX_PROMPTS, MAX_TURNS = 16, 64
 DEFAULT_SUMMARY_PROMPT = (
     "These are captions of the parts of one video, in order, each behind its times. Sum up the whole video in one"
     " paragraph."
@@ -51,8 +49,7 @@ class CaptionOptions:
     prompt: str = _option(
         "What to ask of the video.",
         "common",
-        default="the gateway's",
-        to=("target", "draft"),
+        to=BOTH,
         flag="",
         gateway_default="default_prompt",
         kw_only=False,
@@ -60,7 +57,6 @@ class CaptionOptions:
     num_frames: int = _option(
         "Frames to sample, evenly in time.",
         "common",
-        default="the gateway's",
         low=1,
         high=UINT32_MAX,
         flag="frames",
@@ -77,8 +73,7 @@ class CaptionOptions:
     max_new_tokens: int = _option(
         "Most tokens of the caption.",
         "common",
-        default="the gateway's",
-        to=("target", "draft"),
+        to=BOTH,
         low=1,
         high=UINT32_MAX,
         gateway_default="default_new_tokens",
@@ -120,14 +115,21 @@ class CaptionOptions:
         "What the model is told beforehand, as its chat template has it.",
         "common",
         default="what the template says",
-        to=("target", "draft"),
+        to=BOTH,
     )
     turns: Sequence[str] = _option(
         "Earlier questions about the video and their answers, in turns, from which the prompt goes on.",
         "common",
         default="none",
-        to=("target", "draft"),
+        to=BOTH,
         flag="turn",
+    )
+    thinking: str = _option(
+        "Whether a model that can think first does.",
+        "common",
+        to=BOTH,
+        choices=THINKING,
+        gateway_default="default_thinking",
     )
     temperature: float = _option("0: the likeliest token; above: sample.", "sampling", default="0", low=0, fallback=0.0)
     top_k: int = _option(
@@ -168,7 +170,6 @@ class CaptionOptions:
     pruner: str = _option("Chooses the video tokens that the draft keeps.", to=("draft",), choices=PRUNERS)
     alpha: float = _option(
         "Share of the video tokens that the draft drops.",
-        default="the gateway's",
         to=("draft",),
         low=0,
         high=1,
@@ -187,7 +188,6 @@ class CaptionOptions:
     policy: str = _option("When the target starts a pass.", choices=POLICIES)
     max_window: int = _option(
         "Most draft tokens in one target pass.",
-        default="the gateway's",
         low=1,
         high=UINT32_MAX,
         gateway_default="default_window",

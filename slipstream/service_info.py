@@ -48,7 +48,7 @@ class ModelInfo:
     tells_logprobs: bool = False
     """It tells how likely tokens were."""
     honours: tuple[str, ...] = ()
-    """Which of `slipstream.sampling.params.CAME_LATER` it does not ignore."""
+    """What it does not ignore of `slipstream.sampling.params.CAME_LATER`, and thinking."""
     uses_mps: bool = False
     """CUDA's MPS lets processes run on these GPUs at the same time; else they take turns."""
     protocol_version: int = PROTOCOL_VERSION
@@ -185,11 +185,12 @@ def check_pair(target: ModelInfo, draft: ModelInfo) -> None:
         )
 
 
-def check_honours(target: ModelInfo, sampling: SamplingParams, logprobs: bool) -> None:
-    """Raises `InvalidConfig` for a target that would ignore what is asked: how tokens are chosen, that a text is kept
-    to a structure, or that logprobs are told."""
-    for name in CAME_LATER:
-        if getattr(sampling, name) and name not in target.honours:
+def check_honours(target: ModelInfo, sampling: SamplingParams, *, thinking: str, logprobs: bool) -> None:
+    """Raises `InvalidConfig` for a target that would ignore what is asked: how tokens are chosen, whether it thinks
+    first (`on` or `off`), that a text is kept to a structure, or that logprobs are told."""
+    asked = {name: getattr(sampling, name) for name in CAME_LATER} | {"thinking": thinking in ("on", "off")}
+    for name, value in asked.items():
+        if value and name not in target.honours:
             raise InvalidConfig(f"the target is of an older release, which knows no {name}")
     if logprobs and not target.tells_logprobs:
         raise InvalidConfig("the target is of an older release, which tells no logprobs")

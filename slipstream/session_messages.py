@@ -29,6 +29,8 @@ class Chat:
     """What it is told beforehand; empty: what its chat template says by itself."""
     turns: tuple[str, ...] = ()
     """Earlier questions and their answers, in turns. The video belongs to the first question."""
+    thinking: str = ""
+    """on or off: what the chat template is told of it; all else: nothing."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class SessionStart:
     prompt: str
     system: str = field(default="", kw_only=True)
     turns: tuple[str, ...] = field(default=(), kw_only=True)
-    """These three are a `Chat`."""
+    thinking: str = field(default="", kw_only=True)
+    """These four are a `Chat`."""
     sampling: SamplingParams = field(default=GREEDY, kw_only=True)
     seconds_per_frame: float | None = field(default=None, kw_only=True)
     times_s: tuple[float, ...] = field(default=(), kw_only=True)

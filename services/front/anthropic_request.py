@@ -102,6 +102,9 @@ def read_message(body: Any, media: Mapping[str, Media], names: SentNames) -> Cha
         check_idle(name, fields.get(name), idle)
     chat = {name: value for name, value in fields.items() if name not in OWN}
     chat |= {"stop": fields.get("stop_sequences"), "response_format": _format(fields.get("output_config"))}
+    if "thinking" in fields:  # of which `IDLE` lets "disabled" through
+        chat["reasoning_effort"] = "none"
+        names.add({"reasoning_effort": "thinking"})
     if fields.get("stream") is True:
         chat["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     messages, tools = _Messages(media), _Tools()

@@ -82,8 +82,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),
     "service_tier": ("auto", "default"),
     "verbosity": ("medium",),
-    "reasoning_effort": ("none",),
-    "chat_template_kwargs": ({}, {"enable_thinking": False}),
     "add_special_tokens": (False,),
     "bad_words": ([],),
     "priority": (0,),
@@ -99,7 +97,7 @@ OWN_NAMES = {
     *("max_new_tokens", "min_new_tokens", "logprobs", "top_logprobs"),
 }
 """Options of the table with fields of their own."""
-OF_SEVERAL = {*OWN_NAMES, "system", "turns", "num_frames", "fps"}
+OF_SEVERAL = {*OWN_NAMES, "system", "turns", "thinking", "num_frames", "fps"}
 """Those, and others that may come by more fields than that of `slipstream`, such as messages."""
 OF_PAGES: Mapping[str, type] = {"pages": str, "dpi": int, "ocr_dpi": int, "text_layer": bool}
 """Fields of `slipstream` that are those of `DocumentRequest`."""
@@ -117,6 +115,7 @@ READ = {
     *("model", "messages", "stream", "stream_options", "stop", "n"),
     *("max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos"),
     *("prediction", "media_io_kwargs", "mm_processor_kwargs", "tools", "tool_choice", "logprobs", "top_logprobs"),
+    *("chat_template_kwargs", "reasoning_effort"),
     "slipstream",
     *FORMAT_FIELDS,
     *SAMPLING,
@@ -135,6 +134,7 @@ def read_chat(body: Any, media: Mapping[str, Media], most_messages: int = MAX_ME
     stop = fields.get("stop")
     asked.give("stop", (stop,) if isinstance(stop, str) else _tuple(stop), "stop")
     _read_limits(fields, asked)
+    _read_thinking(fields, asked)
     read_format(fields, asked)
     functions = read_functions(fields, asked)
     _read_logprobs(fields, asked)
@@ -175,6 +175,21 @@ def _read_limits(fields: Mapping[str, Any], asked: Asked) -> None:
     asked.give("min_new_tokens", fields.get("min_tokens"), "min_tokens")
     if _flag(fields.get("ignore_eos"), "ignore_eos"):
         asked.values["min_new_tokens"], asked.params["min_new_tokens"] = MAX_MIN_NEW_TOKENS, "ignore_eos"
+
+
+def _read_thinking(fields: Mapping[str, Any], asked: Asked) -> None:
+    """By vLLM's field, or by OpenAI's, of which one value is taken."""
+    variables = fields.get("chat_template_kwargs")
+    for name, value in _said({} if variables is None else variables, "chat_template_kwargs").items():
+        where = f"chat_template_kwargs.{name[:64]}"
+        if name != "enable_thinking":
+            raise ApiError(f"{where} is not supported; leave it out", param=where, code="unsupported_parameter")
+        if value is not None:
+            asked.give("thinking", "on" if _flag(value, where) else "off", where)
+    if (effort := fields.get("reasoning_effort")) is not None:
+        if effort != "none":
+            raise ApiError('reasoning_effort must be "none"', param="reasoning_effort", code="unsupported_value")
+        asked.give("thinking", "off", "reasoning_effort")
 
 
 def _num_choices(said: Any) -> int:

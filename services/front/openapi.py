@@ -207,6 +207,8 @@ def chat_schema() -> Schema:
         "prediction": {"type": "object", "required": ["type", "content"]},
         "media_io_kwargs": {"type": "object"},
         "mm_processor_kwargs": {"type": "object"},
+        "chat_template_kwargs": _object({"enable_thinking": {"type": "boolean"}}),
+        "reasoning_effort": {"const": "none"},
         "response_format": _FORMAT,
         "structured_outputs": _object(_STRUCTURES),
         "tools": {"type": "array", "items": _FUNCTION, "maxItems": MAX_FUNCTIONS},

@@ -47,6 +47,7 @@ _NAMES = (
     (re.compile(r"\bresponse_format\b"), "text.format"),
     (re.compile(r"(?<=\])\.function\."), "."),
     (re.compile(r"\btool_choice\.function\b"), "tool_choice"),
+    (re.compile(r"\breasoning_effort\b"), "reasoning.effort"),
     (re.compile(r"\blogprobs: true"), f"include: {LOGPROBS}"),
     (re.compile(r"^logprobs\b"), "include"),
     (re.compile(r"`video_url`, `video`, `image_url` or `file`"), "`input_file`, `input_image` or `video_url`"),
@@ -67,6 +68,8 @@ def read_response(body: Any, media: Mapping[str, Media]) -> ChatRequest:
     chat = {RENAMED.get(name, name): value for name, value in fields.items() if name not in (*IDLE, "input", "include")}
     for name, idle in IDLE.items():
         check_idle(name, fields.get(name), idle)
+    if fields.get("reasoning"):  # `IDLE` lets no other effort through than "none"
+        chat["reasoning_effort"] = fields["reasoning"].get("effort")
     instructions = chat.pop("instructions", None)
     chat["messages"] = _messages(fields.get("input"), instructions)
     chat |= _format(chat.pop("text", None)) | _included(fields.get("include"))

@@ -148,7 +148,7 @@ def _plan(own: OptionValues, shared: OptionValues, config: GatewayConfig, target
     if plan.options.logprobs:
         raise InvalidRequest("logprobs must be left out: the archive keeps texts and no tokens")
     if target is not None:
-        check_honours(target, plan.sampling, logprobs=False)
+        check_honours(target, plan.sampling, thinking=plan.options.thinking, logprobs=False)
     if sum(len(text.encode()) for text in plan.options.prediction) > MAX_ITEM_HINT_BYTES:
         raise LimitExceeded(f"the predictions of a job have more than {MAX_ITEM_HINT_BYTES} bytes; give fewer of them")
     return plan

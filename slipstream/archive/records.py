@@ -57,7 +57,7 @@ FILM_VERSION = 4
 prompts, which it would leave out."""
 OPTIONS_VERSION = 5
 """Of batches and jobs with an option of `_CAME_LATER`, which gateways that know none would leave out."""
-_CAME_LATER = {"fps", "system", "turns", *STRUCTURES, *CAME_LATER}
+_CAME_LATER = {"fps", "system", "turns", "thinking", *STRUCTURES, *CAME_LATER}
 VERSIONS = (VERSION, DOCUMENT_VERSION, 3, FILM_VERSION, OPTIONS_VERSION)
 _JOB_VERSIONS = {JobKind.DOCUMENT: DOCUMENT_VERSION, JobKind.FILM: FILM_VERSION}
 MAX_UNPACKED_BYTES = 8 * 1024**2

@@ -147,7 +147,8 @@ class CaptionRun:
         self._replay = Replay(tuple(self._pipeline.committed)) if self._pipeline.committed else None
         target = await self._peers.target.choose(self._video)
         if target.model is not None:  # it may be another than the one that was asked beforehand
-            check_honours(target.model, self._plan.sampling, self._plan.options.logprobs)
+            plan, options = self._plan, self._plan.options
+            check_honours(target.model, plan.sampling, thinking=options.thinking, logprobs=options.logprobs)
         call = self._call = target.open(start, self._video, timeout_s=self._timeout_s)
         self._seek_draft()
         if self._late_hints is not None:

@@ -99,7 +99,7 @@ class GatewayCaptioner:
         num_frames = plan.options.num_frames
         if num_frames > target.max_frames and "num_frames" in plan.asked:
             raise LimitExceeded(f"num_frames {num_frames} is more than the target's limit of {target.max_frames}")
-        check_honours(target, plan.sampling, plan.options.logprobs)
+        check_honours(target, plan.sampling, thinking=plan.options.thinking, logprobs=plan.options.logprobs)
         return target
 
     def settled(self, plan: CaptionPlan, target: ModelInfo) -> CaptionPlan:

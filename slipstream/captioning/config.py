@@ -8,6 +8,7 @@ from urllib.parse import quote
 from slipstream.captioning.fetch import check_hosts, parse_hosts
 from slipstream.config import between, one_of, option
 from slipstream.errors import InvalidConfig
+from slipstream.option_specs import THINKING
 from slipstream.rpc.pools import split_addresses
 from slipstream.rpc.security import TokenOptions
 from slipstream.rpc.service_options import Callers, ServiceOptions
@@ -288,6 +289,12 @@ class GatewayConfig(MediaOptions, DocumentServing, ArchiveOptions, ServiceOption
     )
     default_new_tokens: int = option(
         "token limit when a request does not say", default=512, check=between(1, 1_000_000)
+    )
+    default_thinking: str = option(
+        "whether models think first when a request does not say: as their chat template has it, on or off; for those"
+        " whose template asks (enable_thinking)",
+        default="template",
+        check=one_of(*THINKING),
     )
     default_window: int = option("window limit when a request does not say", default=24, check=between(1, 1024))
     default_alpha: float = option("pruned share when a request does not say", default=0.9, check=between(0, 1))

@@ -49,7 +49,7 @@ def describe(
         surface=_surface(checkpoint, adapter),
         keeps_structure=structure.IS_INSTALLED,
         tells_logprobs=True,
-        honours=CAME_LATER,
+        honours=(*CAME_LATER, "thinking"),
     )
 
 

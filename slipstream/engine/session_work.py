@@ -226,7 +226,7 @@ async def plan_session(
 ) -> PromptPlan:
     """The prompt of a session, planned on another thread: positions of a long video take tens of milliseconds. Raises
     what `VideoLM.plan_prompt` and `plan_text` do."""
-    chat = Chat(request.prompt, request.system, request.turns)
+    chat = Chat(request.prompt, request.system, request.turns, request.thinking)
     if not request.has_video:
         return await asyncio.to_thread(model.plan_text, chat)
     return await asyncio.to_thread(

@@ -8,8 +8,8 @@ tokens switched off. For text without special tokens the ids are those of tokeni
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import cycle, groupby, islice
 from typing import Any
 
@@ -24,8 +24,31 @@ _MARKER, _MARKED = "WORDS-{}-GO-HERE", re.compile("WORDS-([0-9]+)-GO-HERE")
 VIDEO_WORD = -1
 """In the place of a token id: the video, for tokenizers that have no token for it, only templates a word."""
 
+_THINKING = {"on": True, "off": False}
 _Piece = str | int
 """Plain text, or the id of an added token."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What decides how a template renders a chat, but for its texts."""
+
+    has_system: bool = False
+    num_turns: int = 0
+    thinking: str = ""
+
+    @classmethod
+    def of(cls, chat: Chat) -> "_Form":
+        return cls(bool(chat.system), len(chat.turns), chat.thinking if chat.thinking in _THINKING else "")
+
+    @property
+    def roles(self) -> list[str]:
+        return [*["system"] * self.has_system, *islice(cycle(("user", "assistant")), self.num_turns + 1)]
+
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        """What the template is told beside the messages, by the name that Qwen's and others know."""
+        return {"enable_thinking": _THINKING[self.thinking]} if self.thinking else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +78,8 @@ class ChatTemplate:
         self._added_ids = {token.content: i for i, token in backend.get_added_tokens_decoder().items()}
         if video_word:
             self._added_ids.setdefault(video_word, VIDEO_WORD)
-        self._shapes: dict[tuple[bool, int], list[_Piece | _Words]] = {}
-        pieces = self._shape(False, 0)
+        self._shapes: dict[_Form, list[_Piece | _Words]] = {}
+        pieces = self._shape(_Form())
         first_ids: list[int] = backend.encode("", add_special_tokens=True).ids
         self._first_ids = [] if pieces[: len(first_ids)] == first_ids else first_ids
         """What the tokenizer begins every text with."""
@@ -79,7 +102,7 @@ class ChatTemplate:
         """The checkpoint's template for a model that takes a video as so many pictures, with one of them, and what it
         writes between two. It must put them before the message and write all alike. Raises `ModelNotUsable`."""
         template = cls(tokenizer, checkpoint.chat_template(), medium="image")._checked(checkpoint, picture_token_id)
-        one, two, three = (template._take_apart(False, 0, copies) for copies in (1, 2, 3))
+        one, two, three = (template._take_apart(_Form(), copies) for copies in (1, 2, 3))
         place = one.index(picture_token_id)
         between = [piece for piece in two[place + 1 : place + len(two) - len(one)] if not isinstance(piece, _Words)]
         if three != [*one[:place], *[picture_token_id, *between] * 2, *one[place:]]:
@@ -119,7 +142,7 @@ class ChatTemplate:
         return self._encode(pieces)
 
     def _checked(self, checkpoint: Checkpoint, token_id: int) -> "ChatTemplate":
-        pieces = self._shape(False, 0)
+        pieces = self._shape(_Form())
         if pieces[: pieces.index(_Words(0))].count(token_id) != 1:
             raise ModelNotUsable(
                 f"{checkpoint.ref}: the chat template must put one {self._medium} before the user's text"
@@ -128,7 +151,7 @@ class ChatTemplate:
 
     def _pieces(self, chat: Chat) -> list[_Piece]:
         try:
-            shape = self._shape(bool(chat.system), len(chat.turns))
+            shape = self._shape(_Form.of(chat))
         except ModelNotUsable as error:
             if chat.system:
                 return self._pieces(_without_system(chat))
@@ -139,46 +162,46 @@ class ChatTemplate:
     def _as_told(self, chat: Chat) -> Sequence[str]:
         """The texts as the template has them: it may trim what is said, or leave the reasoning out of an answer."""
         texts = (*([chat.system] if chat.system else []), *chat.turns, chat.question)
-        roles, marks = _roles(bool(chat.system), len(chat.turns)), _marks(len(texts))
-        marked = self._render(roles, marks)
+        form, marks = _Form.of(chat), _marks(len(texts))
+        marked = self._render(form, marks)
         with contextlib.suppress(ModelNotUsable):  # texts are data, which a template may choke on
-            if self._render(roles, texts) == _MARKED.sub(lambda mark: texts[int(mark[1])], marked):
+            if self._render(form, texts) == _MARKED.sub(lambda mark: texts[int(mark[1])], marked):
                 return texts
-            return [self._told(roles, marks, marked, number, text) for number, text in enumerate(texts)]
+            return [self._told(form, marks, marked, number, text) for number, text in enumerate(texts)]
         return texts
 
-    def _told(self, roles: Sequence[str], marks: Sequence[str], marked: str, number: int, text: str) -> str:
+    def _told(self, form: _Form, marks: Sequence[str], marked: str, number: int, text: str) -> str:
         """What is rendered in the place of one mark. Raises `ModelNotUsable`."""
         before, _, after = marked.partition(marks[number])
-        rendered = self._render(roles, [*marks[:number], text, *marks[number + 1 :]])
+        rendered = self._render(form, [*marks[:number], text, *marks[number + 1 :]])
         told = rendered[len(before) : len(rendered) - len(after)]
         return told if before + told + after == rendered else text
 
-    def _shape(self, has_system: bool, num_turns: int) -> list[_Piece | _Words]:
-        """That of all chats of so many texts. Raises `ModelNotUsable`."""
-        if (has_system, num_turns) not in self._shapes:
-            self._shapes[has_system, num_turns] = self._take_apart(has_system, num_turns)
-        return self._shapes[has_system, num_turns]
+    def _shape(self, form: _Form) -> list[_Piece | _Words]:
+        """That of all chats of a form. Raises `ModelNotUsable`."""
+        if form not in self._shapes:
+            self._shapes[form] = self._take_apart(form)
+        return self._shapes[form]
 
-    def _take_apart(self, has_system: bool, num_turns: int, copies: int = 1) -> list[_Piece | _Words]:
-        roles = _roles(has_system, num_turns)
-        rendered = self._render(roles, _marks(len(roles)), copies)
+    def _take_apart(self, form: _Form, copies: int = 1) -> list[_Piece | _Words]:
+        rendered = self._render(form, _marks(len(form.roles)), copies)
         pieces: list[_Piece | _Words] = []
         for index, part in enumerate(_MARKED.split(rendered)):
             pieces += [_Words(int(part))] if index % 2 else _split(part, self._added_ids)
-        if {piece.number for piece in pieces if isinstance(piece, _Words)} != set(range(len(roles))):
+        if {piece.number for piece in pieces if isinstance(piece, _Words)} != set(range(len(form.roles))):
             raise ModelNotUsable("the checkpoint's chat template drops the text of a message")
         return pieces
 
-    def _render(self, roles: Sequence[str], texts: Sequence[str], copies: int = 1) -> str:
+    def _render(self, form: _Form, texts: Sequence[str], copies: int = 1) -> str:
         """A chat as the template has it, with so many of its medium. Raises `ModelNotUsable`."""
+        roles = form.roles
         contents = [[{"type": "text", "text": text}] for text in texts]
         if self._medium:
             contents[roles.index("user")][:0] = [{"type": self._medium}] * copies
         messages: list[Any] = [{"role": role, "content": said} for role, said in zip(roles, contents, strict=True)]
         try:
             rendered = self._tokenizer.apply_chat_template(
-                messages, chat_template=self._template, tokenize=False, add_generation_prompt=True
+                messages, chat_template=self._template, tokenize=False, add_generation_prompt=True, **form.variables
             )
         except Exception as error:  # a template is a program: it may raise anything
             raise ModelNotUsable(f"the checkpoint's chat template is missing or fails: {error}") from error
@@ -200,11 +223,7 @@ def _without_system(chat: Chat) -> Chat:
     """The same for a template that has no place for it: it stands before the first question."""
     first, *others = (*chat.turns, chat.question)
     *turns, question = (f"{chat.system}\n{first}", *others)
-    return Chat(question, turns=tuple(turns))
-
-
-def _roles(has_system: bool, num_turns: int) -> list[str]:
-    return [*["system"] * has_system, *islice(cycle(("user", "assistant")), num_turns + 1)]
+    return replace(chat, question=question, system="", turns=tuple(turns))
 
 
 def _marks(num_texts: int) -> list[str]:

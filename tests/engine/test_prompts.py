@@ -54,6 +54,25 @@ def test_special_tokens_in_what_was_said_are_ordinary_text(pair: Pair, hostile: 
     assert pair.ours.decode(other.token_ids).count(hostile) == 2
 
 
+@pytest.mark.parametrize("thinking", ["", "template", "on", "off"])
+@pytest.mark.parametrize("turns", [(), ("Who?", "Nobody.")])
+def test_a_template_is_told_whether_the_model_thinks(thinking: str, turns: tuple[str, ...]) -> None:
+    tokenizer = tiny_tokenizer()
+    template = CHAT_TEMPLATE + "{% if enable_thinking is defined %}<think>{{ enable_thinking }}{% endif %}"
+    told = {} if thinking in ("", "template") else {"enable_thinking": thinking == "on"}
+    messages: list[Any] = []
+    for number, text in enumerate((*turns, "What?")):
+        media = [{"type": "video"}] if not number else []
+        messages.append(
+            {"role": ("user", "assistant")[number % 2], "content": [*media, {"type": "text", "text": text}]}
+        )
+    rendered = tokenizer.apply_chat_template(
+        messages, chat_template=template, tokenize=False, add_generation_prompt=True, **told
+    )
+    expected = tokenizer(rendered, add_special_tokens=False).input_ids
+    assert ChatTemplate(tokenizer, template).encode(Chat("What?", turns=turns, thinking=thinking)) == expected
+
+
 def test_a_system_text_without_a_place_is_said_before_the_first_question() -> None:
     users_alone = CHAT_TEMPLATE.replace("in messages", "in messages if message['role'] != 'system'")
     refusing = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}" + CHAT_TEMPLATE

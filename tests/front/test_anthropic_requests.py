@@ -67,6 +67,7 @@ def test_what_has_another_name_is_the_same() -> None:
         "stop": ["END"],
         "response_format": {"type": "json_schema", "json_schema": {"schema": WHERE}},
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "reasoning_effort": "none",
     }
     expected, found = read_chat(chat, {}), read(said)
     medium = replace(expected.medium, param=found.medium.param)

@@ -117,6 +117,22 @@ def test_a_text_is_as_long_as_its_limit_where_its_end_is_ignored() -> None:
     assert read(request(min_tokens=5, ignore_eos=True)).options.min_new_tokens == MAX_MIN_NEW_TOKENS
 
 
+@pytest.mark.parametrize(
+    ("fields", "thinking"),
+    [
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "off"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "on"),
+        ({"chat_template_kwargs": {"enable_thinking": None}}, None),
+        ({"chat_template_kwargs": {}}, None),
+        ({"reasoning_effort": "none"}, "off"),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": False}}, "off"),
+        ({"slipstream": {"thinking": "template"}}, "template"),
+    ],
+)
+def test_whether_a_model_thinks(fields: dict[str, Any], thinking: str | None) -> None:
+    assert read(request(**fields)).options.get("thinking", None) == thinking
+
+
 @pytest.mark.parametrize("said", [{}, {"include_usage": False}, {"include_usage": None, "include_obfuscation": False}])
 def test_stream_options_may_ask_for_nothing_where_nothing_is_streamed(said: dict[str, Any]) -> None:
     assert read(request(stream_options=said)) == read(request())
@@ -146,6 +162,11 @@ def test_null_asks_for_nothing_whatever_it_is_the_value_of(name: str) -> None:
         ({"min_tokens": -1}, "min_tokens"),
         ({"min_tokens": "x", "ignore_eos": True}, "min_tokens"),
         ({"ignore_eos": 1}, "ignore_eos"),
+        ({"chat_template_kwargs": {"enable_thinking": "no"}}, "chat_template_kwargs.enable_thinking"),
+        ({"chat_template_kwargs": {"documents": []}}, "chat_template_kwargs.documents"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none"}, "reasoning_effort"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": 10**400}, "temperature"),

@@ -89,6 +89,7 @@ def test_what_has_another_name_is_the_same() -> None:
         "logprobs": True,
         "top_logprobs": 2,
         "slipstream": {"num_frames": 4},
+        "reasoning_effort": "none",
         "stream": True,
     }
     expected = read_chat(chat | {name: said[name] for name in ("temperature", "top_p", "seed", "stop")}, {})

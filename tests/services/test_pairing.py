@@ -177,6 +177,8 @@ async def test_a_target_is_not_asked_for_what_its_release_ignores(tmp_path: Path
         for name in CAME_LATER:
             with pytest.raises(InvalidConfig, match=f"of an older release, which knows no {name}"):
                 await caption(gateway, world.clips[0], **SMALL, **{name: 1})
+        with pytest.raises(InvalidConfig, match="of an older release, which knows no thinking"):
+            await caption(gateway, world.clips[0], **SMALL, thinking="off")
 
 
 async def test_a_text_of_a_structure_does_not_go_on_at_a_target_that_knows_none(tmp_path: Path, world: World) -> None:

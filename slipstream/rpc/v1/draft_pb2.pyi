@@ -25,7 +25,7 @@ class DraftRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[DraftStart, _Mapping]] = ..., frames: _Optional[_Union[_common_pb2.FrameChunk, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., end: _Optional[_Union[_common_pb2.End, _Mapping]] = ..., move: _Optional[_Union[Move, _Mapping]] = ...) -> None: ...
 
 class DraftStart(_message.Message):
-    __slots__ = ("session_id", "prompt", "frames", "pruner", "alpha", "positions", "guidance", "guidance_address", "seed", "committed", "write_until", "first_chunk", "epoch", "sampling", "tree", "guidance_capability", "vocab_size", "width", "max_rows", "want_kept", "least_chance", "system", "turns", "max_new_tokens", "in_background")
+    __slots__ = ("session_id", "prompt", "frames", "pruner", "alpha", "positions", "guidance", "guidance_address", "seed", "committed", "write_until", "first_chunk", "epoch", "sampling", "tree", "guidance_capability", "vocab_size", "width", "max_rows", "want_kept", "least_chance", "system", "turns", "max_new_tokens", "in_background", "thinking")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class DraftStart(_message.Message):
     TURNS_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IN_BACKGROUND_FIELD_NUMBER: _ClassVar[int]
+    THINKING_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prompt: str
     frames: _common_pb2.FramesHeader
@@ -76,7 +77,8 @@ class DraftStart(_message.Message):
     turns: _containers.RepeatedScalarFieldContainer[str]
     max_new_tokens: int
     in_background: bool
-    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., positions: _Optional[str] = ..., guidance: _Optional[_Union[_target_pb2.GuidanceKind, str]] = ..., guidance_address: _Optional[str] = ..., seed: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., write_until: _Optional[int] = ..., first_chunk: _Optional[int] = ..., epoch: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., tree: bool = ..., guidance_capability: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., width: _Optional[int] = ..., max_rows: _Optional[int] = ..., want_kept: bool = ..., least_chance: _Optional[float] = ..., system: _Optional[str] = ..., turns: _Optional[_Iterable[str]] = ..., max_new_tokens: _Optional[int] = ..., in_background: bool = ...) -> None: ...
+    thinking: str
+    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., positions: _Optional[str] = ..., guidance: _Optional[_Union[_target_pb2.GuidanceKind, str]] = ..., guidance_address: _Optional[str] = ..., seed: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., write_until: _Optional[int] = ..., first_chunk: _Optional[int] = ..., epoch: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., tree: bool = ..., guidance_capability: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., width: _Optional[int] = ..., max_rows: _Optional[int] = ..., want_kept: bool = ..., least_chance: _Optional[float] = ..., system: _Optional[str] = ..., turns: _Optional[_Iterable[str]] = ..., max_new_tokens: _Optional[int] = ..., in_background: bool = ..., thinking: _Optional[str] = ...) -> None: ...
 
 class Restart(_message.Message):
     __slots__ = ("epoch", "keep", "suffix", "write_until", "first_chunk")

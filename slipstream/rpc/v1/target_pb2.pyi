@@ -50,7 +50,7 @@ class TargetRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[TargetStart, _Mapping]] = ..., frames: _Optional[_Union[_common_pb2.FrameChunk, _Mapping]] = ..., judge: _Optional[_Union[Judge, _Mapping]] = ..., end: _Optional[_Union[_common_pb2.End, _Mapping]] = ...) -> None: ...
 
 class TargetStart(_message.Message):
-    __slots__ = ("session_id", "prompt", "frames", "max_new_tokens", "with_guidance", "sampling", "with_attention", "lossy", "self_draft", "guidance_capability", "hints", "in_background", "system", "turns", "logprobs", "top_logprobs")
+    __slots__ = ("session_id", "prompt", "frames", "max_new_tokens", "with_guidance", "sampling", "with_attention", "lossy", "self_draft", "guidance_capability", "hints", "in_background", "system", "turns", "logprobs", "top_logprobs", "thinking")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,7 @@ class TargetStart(_message.Message):
     TURNS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    THINKING_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prompt: str
     frames: _common_pb2.FramesHeader
@@ -83,7 +84,8 @@ class TargetStart(_message.Message):
     turns: _containers.RepeatedScalarFieldContainer[str]
     logprobs: bool
     top_logprobs: int
-    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., with_guidance: bool = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., with_attention: bool = ..., lossy: _Optional[_Union[Lossy, _Mapping]] = ..., self_draft: _Optional[_Union[SelfDraft, _Mapping]] = ..., guidance_capability: _Optional[bytes] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ..., in_background: bool = ..., system: _Optional[str] = ..., turns: _Optional[_Iterable[str]] = ..., logprobs: bool = ..., top_logprobs: _Optional[int] = ...) -> None: ...
+    thinking: str
+    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., with_guidance: bool = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., with_attention: bool = ..., lossy: _Optional[_Union[Lossy, _Mapping]] = ..., self_draft: _Optional[_Union[SelfDraft, _Mapping]] = ..., guidance_capability: _Optional[bytes] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ..., in_background: bool = ..., system: _Optional[str] = ..., turns: _Optional[_Iterable[str]] = ..., logprobs: bool = ..., top_logprobs: _Optional[int] = ..., thinking: _Optional[str] = ...) -> None: ...
 
 class Hints(_message.Message):
     __slots__ = ("texts", "max_rows", "tolerance", "tolerance_rule")
