@@ -89,6 +89,21 @@ def test_trees_that_grow_pass_by_pass(family: Family, answer: list[int], seed: i
         done += len(kept)
 
 
+def test_a_tree_of_more_nodes_than_can_be_taken_back(family: Family, answer: list[int]) -> None:
+    state, num_right = begun(family, answer), NUM_TOKENS - 300
+    largest(family.ours, state, answer[:num_right])
+    before, num_wrong = state.num_tokens, MOST_ROWS + 10
+    tokens, parents = [answer[num_right], *[3] * num_wrong], [-1, *[0] * num_wrong]
+    largest(family.ours, state, TokenTree(tuple(tokens), tuple(parents)))
+    for step in range(1, 4):
+        tokens.append(answer[num_right + step])
+        parents.append(0 if step == 1 else len(parents) - 1)
+        (found,) = largest(family.ours, state, TokenTree(tuple(tokens), tuple(parents), len(tokens) - 1))
+        assert found == answer[num_right + step + 1]
+    state.keep_path(before, [0, *range(num_wrong + 1, num_wrong + 4)])
+    assert largest(family.ours, state, answer[num_right + 4 : num_right + 8]) == answer[num_right + 5 : num_right + 9]
+
+
 def test_a_draft_that_ran_far_ahead_goes_back(family: Family, answer: list[int]) -> None:
     state, num_right = begun(family, answer), NUM_TOKENS - 300
     largest(family.ours, state, answer[:num_right])

@@ -60,12 +60,11 @@ class RecurrentCache(KVCache):
         """
         if self.length == 0:
             return self._read_prompt(layer, rows)
-        delta = self._deltas[layer]
-        self._fold(layer)
+        delta, past = self._deltas[layer], self.length - (tree.num_cached if tree is not None else 0)
+        self._fold(layer, past)
         if tree is None:
-            found, self._tips[layer] = delta.run(rows, self._state_at(layer, self.length))
+            found, self._tips[layer] = delta.run(rows, self._state_at(layer, past))
         else:
-            past = self.length - tree.num_cached
             state = self._tips[layer] = self._state_at(layer, past)
             nodes = rows.behind(self._rows(layer, past, self.length)) if tree.num_cached else rows
             found = delta.run_tree(nodes, tree.parents, state)[tree.num_cached :]
@@ -149,17 +148,16 @@ class RecurrentCache(KVCache):
             _, state = self._deltas[layer].run(self._rows(layer, state.num_tokens, num_tokens), state)
         return state
 
-    def _fold(self, layer: int) -> None:
-        """Moves the base, so that rows stay few."""
-        num_rows = self._num_rows(layer)
-        if num_rows <= REACH + _FOLDED:
+    def _fold(self, layer: int, past: int) -> None:
+        """Moves the base, so that rows stay few. Behind the first `past` tokens are nodes of a tree, if any."""
+        num_rows, num_folded = self._num_rows(layer), past - REACH - self._missing[layer]
+        if num_folded <= _FOLDED:
             return
-        num_folded = num_rows - REACH
         self._bases[layer] = self._state_at(layer, self._missing[layer] + num_folded)
         held = self._layers[layer]
         assert held is not None, "rows have been written"
         for buffer in (held.keys, held.values):
-            buffer[:, :REACH] = buffer[:, num_folded:num_rows].clone()
+            buffer[:, : num_rows - num_folded] = buffer[:, num_folded:num_rows].clone()
         self._missing[layer] += num_folded
 
     def _rows(self, layer: int, first: int, end: int) -> DeltaRows:
