@@ -119,8 +119,7 @@ class TargetEngine:
         structure = await self._structures.opened(asked) if asked.is_structured else None
         sampler = TargetSampler(asked, plan.token_ids, info.vocab_size, structure, info.eos_token_ids)
         lossy = schedule_of(request, plan, info.num_layers)
-        if self.model.runner.recurs:
-            check_attends(request, drafter_type, lossy)
+        check_attends(self.model, request, drafter_type, lossy)
         if request.session_id in self._sessions:  # nothing is awaited from here on until it is one of them
             raise SessionExists(f"session {request.session_id!r} is open already; give every request its own id")
         kv_bytes = self._kv_bytes(request, plan, drafter_type)
@@ -334,10 +333,12 @@ def check_hints(request: TargetStart, *, is_strict: bool) -> None:
         )
 
 
-def check_attends(request: TargetStart, drafter_type: type[LocalDrafter] | None, lossy: Schedule | None) -> None:
+def check_attends(
+    model: VideoLM, request: TargetStart, drafter_type: type[LocalDrafter] | None, lossy: Schedule | None
+) -> None:
     """Raises `InvalidRequest` for what goes by the attention of layers that have linear attention."""
     is_ranked = lossy is not None and lossy.rank is not LossyRank.REDUNDANCY
-    if is_ranked or (drafter_type is not None and drafter_type.needs_attention):
+    if (is_ranked or (drafter_type is not None and drafter_type.needs_attention)) and model.runner.recurs:
         raise InvalidRequest(
             f"{request.local_drafter or 'this lossy baseline'} goes by the attention of every layer, and most layers of"
             " this target have linear attention, which pays none to single tokens: take another method"

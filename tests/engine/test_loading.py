@@ -305,7 +305,7 @@ def test_a_text_model_without_full_attention_in_every_layer_is_refused(
     config = SimpleNamespace(_attn_implementation=IMPLEMENTATION, max_position_embeddings=32768, **settings)
     expected = pytest.raises(ModelNotUsable, match=refused) if refused else contextlib.nullcontext()
     with expected:
-        _check_attention(Checkpoint("ref", pair.path, {}), cast(Decoder, SimpleNamespace(config=config)))
+        _check_attention(Checkpoint("ref", pair.path, {}), cast(Decoder, SimpleNamespace(config=config)), 0)
 
 
 @pytest.mark.parametrize(
