@@ -134,7 +134,7 @@ class Runner:
     """
 
     recurs = False
-    """Some layers have a state of all tokens in place of keys and values, which is neither copied nor cut anywhere."""
+    """Some layers have a state of all tokens in place of keys and values, which cannot be cut back anywhere."""
 
     def __init__(self, decoder: Decoder, lm_head: nn.Module, kernel: Kernel, *, fixed_shapes: bool = False) -> None:
         self.decoder = decoder

@@ -1,6 +1,7 @@
 """Writes tiny checkpoints of both families with random weights, complete enough for plain transformers to load."""
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,45 @@ def write_tiny_qwen(
 def write_qwen(path: Path, model: PreTrainedModel, seed: int, processor: dict[str, Any]) -> Path:
     """A Qwen model with its processor's settings."""
     return write_checkpoint(path, model, seed, tiny_tokenizer(320, QWEN_SPECIAL_TOKENS), QWEN_CHAT_TEMPLATE, processor)
+
+
+def write_qwen3(
+    path: Path,
+    config: Callable[..., Any],
+    model: Callable[..., PreTrainedModel],
+    *,
+    seed: int,
+    vision: dict[str, Any],
+    text: dict[str, Any],
+) -> Path:
+    """A checkpoint of Qwen3-VL or a younger one. A token is 16 x 16 pixels of two frames.
+
+    `config`, `model`: upstream's classes. `vision`: what the vision tower has beside what all have. `text`: settings of
+    the text model.
+    """
+    ids = tiny_tokenizer(320, QWEN_SPECIAL_TOKENS).get_vocab()
+    made = config(
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "patch_size": QWEN_PATCH_SIZE,
+            "temporal_patch_size": 2,
+            "spatial_merge_size": 2,
+            "out_hidden_size": text["hidden_size"],
+            "num_position_embeddings": 36,
+            **vision,
+        },
+        text_config=text,
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=False,
+    )
+    sizes = {"shortest_edge": 4 * 24 * 24, "longest_edge": 10 * 48 * 64}
+    processor = QWEN_PROCESSOR | {"video_processor_type": "Qwen3VLVideoProcessor", "size": sizes}
+    return write_qwen(path, model(made), seed, processor)
 
 
 def write_checkpoint(

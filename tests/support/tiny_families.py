@@ -37,7 +37,7 @@ from tests.support.tiny_checkpoint import (
     text_config,
     tiny_tokenizer,
     write_checkpoint,
-    write_qwen,
+    write_qwen3,
 )
 
 INTERNVL_SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>")
@@ -100,42 +100,17 @@ def write_tiny_qwen3(
     experts, it is a mixture of them, two for a token.
     """
     mixture = {"num_experts": num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": hidden}
-    tokenizer = tiny_tokenizer(320, QWEN_SPECIAL_TOKENS)
-    ids = tokenizer.get_vocab()
-    config = (Qwen3VLMoeConfig if num_experts else Qwen3VLConfig)(
-        vision_config={
-            "depth": num_deepstack + 1,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_heads": 2,
-            "patch_size": QWEN_PATCH_SIZE,
-            "temporal_patch_size": 2,
-            "spatial_merge_size": 2,
-            "out_hidden_size": hidden,
-            "num_position_embeddings": 36,
-            "deepstack_visual_indexes": list(range(num_deepstack)),
-        },
-        text_config=text_config(tokenizer, layers, hidden, max_context)
-        | {
-            "head_dim": 16,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10_000.0,
-                "mrope_section": [4, 2, 2],
-                "mrope_interleaved": True,
-            },
-        }
+    rotary = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    return write_qwen3(
+        path,
+        Qwen3VLMoeConfig if num_experts else Qwen3VLConfig,
+        Qwen3VLMoeForConditionalGeneration if num_experts else Qwen3VLForConditionalGeneration,
+        seed=seed,
+        vision={"depth": num_deepstack + 1, "deepstack_visual_indexes": list(range(num_deepstack))},
+        text=text_config(tiny_tokenizer(320, QWEN_SPECIAL_TOKENS), layers, hidden, max_context)
+        | {"head_dim": 16, "rope_parameters": rotary}
         | (mixture if num_experts else {}),
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
-        tie_word_embeddings=False,
     )
-    sizes = {"shortest_edge": 4 * 24 * 24, "longest_edge": 10 * 48 * 64}
-    processor = QWEN_PROCESSOR | {"video_processor_type": "Qwen3VLVideoProcessor", "size": sizes}
-    model = (Qwen3VLMoeForConditionalGeneration if num_experts else Qwen3VLForConditionalGeneration)(config)
-    return write_qwen(path, model, seed, processor)
 
 
 def write_tiny_internvl(
