@@ -9,10 +9,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    GenerationConfig,
-    PreTrainedTokenizerFast,
-)
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 Role = Literal["target", "draft"]
 ROLES: tuple[Role, ...] = ("target", "draft")

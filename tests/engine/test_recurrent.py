@@ -104,6 +104,17 @@ def test_a_tree_of_more_nodes_than_can_be_taken_back(family: Family, answer: lis
     assert largest(family.ours, state, answer[num_right + 4 : num_right + 8]) == answer[num_right + 5 : num_right + 9]
 
 
+def test_a_pass_of_many_tokens_holds_no_more_memory_behind_it(family: Family, answer: list[int]) -> None:
+    held = []
+    for size in (16, 496):
+        state = begun(family, answer)
+        for first in range(0, 496, size):
+            largest(family.ours, state, answer[first : first + size])
+        assert largest(family.ours, state, answer[496:497]) == answer[497:498]
+        held.append(state.kv_bytes)
+    assert held[0] == held[1]
+
+
 def test_a_draft_that_ran_far_ahead_goes_back(family: Family, answer: list[int]) -> None:
     state, num_right = begun(family, answer), NUM_TOKENS - 300
     largest(family.ours, state, answer[:num_right])

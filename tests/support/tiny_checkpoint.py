@@ -209,7 +209,6 @@ def write_tiny_qwen(
         processor: changes to the video processor's settings.
     """
     tokenizer = tiny_tokenizer(320, QWEN_SPECIAL_TOKENS)
-    ids = tokenizer.get_vocab()
     half = hidden // 8
     config = Qwen2_5_VLConfig(
         vision_config={
@@ -234,13 +233,17 @@ def write_tiny_qwen(
             },
             "use_sliding_window": False,
         },
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=False,
+        **_token_ids(),
     )
     return write_qwen(path, Qwen2_5_VLForConditionalGeneration(config), seed, QWEN_PROCESSOR | (processor or {}))
+
+
+def _token_ids() -> dict[str, Any]:
+    """Of the tokens that stand for pictures, as a model of Qwen's is configured with them."""
+    ids = tiny_tokenizer(320, QWEN_SPECIAL_TOKENS).get_vocab()
+    kinds = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
+    return {f"{name}_token_id": ids[f"<|{token}|>"] for name, token in kinds.items()}
 
 
 def write_qwen(path: Path, model: PreTrainedModel, seed: int, processor: dict[str, Any]) -> Path:
@@ -262,7 +265,6 @@ def write_qwen3(
     `config`, `model`: upstream's classes. `vision`: what the vision tower has beside what all have. `text`: settings of
     the text model.
     """
-    ids = tiny_tokenizer(320, QWEN_SPECIAL_TOKENS).get_vocab()
     made = config(
         vision_config={
             "hidden_size": 32,
@@ -276,11 +278,8 @@ def write_qwen3(
             **vision,
         },
         text_config=text,
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=False,
+        **_token_ids(),
     )
     sizes = {"shortest_edge": 4 * 24 * 24, "longest_edge": 10 * 48 * 64}
     processor = QWEN_PROCESSOR | {"video_processor_type": "Qwen3VLVideoProcessor", "size": sizes}

@@ -156,8 +156,8 @@ class RecurrentCache(KVCache):
         self._bases[layer] = self._state_at(layer, self._missing[layer] + num_folded)
         held = self._layers[layer]
         assert held is not None, "rows have been written"
-        for buffer in (held.keys, held.values):
-            buffer[:, : num_rows - num_folded] = buffer[:, num_folded:num_rows].clone()
+        kept = (each[:, num_folded:num_rows].clone() for each in (held.keys, held.values))
+        self._layers[layer] = LayerBuffers(*kept)  # which gives back what a pass of many rows took
         self._missing[layer] += num_folded
 
     def _rows(self, layer: int, first: int, end: int) -> DeltaRows:
