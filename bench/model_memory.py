@@ -69,6 +69,7 @@ def prefill_bytes(geometry: Geometry, num_video_tokens: int = NUM_VIDEO_TOKENS) 
     if geometry.family != "llava_onevision":
         positions = positions.expand(3, -1)
     with LiveBytes() as live:
+        live.ignore(*cast(torch.nn.Module, runner.decoder).parameters())
         cache = runner.new_cache(plan.num_tokens)
         hidden = torch.empty(plan.num_tokens, runner.decoder.config.hidden_size, dtype=DTYPE, device=META)
         forward = runner.start([Rows(cache, hidden, positions)])

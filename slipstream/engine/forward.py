@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from slipstream.device_copy import to_device
 from slipstream.engine.attention import Attend, Kernel, attend_segments, heads_share_keys
 from slipstream.engine.kv_cache import KVCache, round_up
-from slipstream.engine.row_chunks import in_chunks, joins_gate, prefill_bytes, whole_rows
+from slipstream.engine.row_chunks import in_chunks, prefill_bytes, whole_rows
 from slipstream.engine.segments import Observer, Rows, Segment, additions_of, kept_rows, pack, take
 from slipstream.engine.static.pool import KVPool, PooledCache
 from slipstream.engine.thread import finish_work
@@ -175,8 +175,8 @@ class Runner:
         """Bytes that the pass over a prompt of so many tokens needs at its peak, keys and values apart."""
         weight = self.decoder.embed_tokens.weight
         share_keys = heads_share_keys(weight.device, weight.dtype)
-        how = {"share_keys": share_keys, "joined_gate": joins_gate(self._layers[0])}
-        return prefill_bytes(self.decoder.config, weight.element_size(), num_tokens, **how)
+        of_model = self.decoder.config, self._layers, weight.element_size()
+        return prefill_bytes(*of_model, num_tokens, share_keys=share_keys)
 
     def new_cache(self, capacity: int, num_text: int = 0) -> KVCache:
         """An empty cache for one session, with room for `capacity` tokens. `num_text`: of its prompt, those behind the

@@ -1,5 +1,6 @@
 """Bounds on the memory of a long prefill: all parts of a layer but attention take its rows in chunks."""
 
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -8,13 +9,22 @@ from torch import Tensor, nn
 
 CHUNK_BYTES = 256 * 2**20
 """Of one of the matrices that a part of a layer makes of its rows at once."""
-_IN_CHUNKS, BESIDE_CHUNKS, _IN_ATTENTION = 3, 4.25, 6.25
-"""Matrices that are alive at once, at most: those that a part makes of a chunk; those of all rows beside them, as wide
-as the model; and those of all rows in attention, which is not cut."""
+_IN_CHUNKS, BESIDE_CHUNKS = 3, 4.25
+"""Matrices that are alive at once, at most: those that a part makes of a chunk, and those of all rows beside them, as
+wide as the model."""
+_IN_EXPERTS = 6
+"""Those of a chunk in a mixture of experts, which has a row for each expert that a token takes: before their products,
+behind them, and weighted, which is in fp32 where the weights are, in two orders."""
 _JOINED = 1
 """More of a chunk in an MLP that makes gate and inner rows by one product."""
+_BESIDE_HEADS = 2.15
+"""Those of all rows beside the queries and keys of attention, which is not cut, as wide as the model."""
+_ROTATING = ((4, 2), (3, 4))
+"""Those as wide as the queries, and as the keys, while either are rotated."""
+_NORMING = (5.05, 0)
+"""The same where each head has a norm, which works in fp32."""
 _REPEATED = 2
-"""More in attention where keys and values are repeated for each query head, see `heads_share_keys`."""
+"""More as wide as queries where keys and values are repeated for each of their heads, see `heads_share_keys`."""
 _MIXES_ROWS = ("self_attn", "linear_attn")
 """The parts of a layer in which rows depend on each other."""
 
@@ -58,21 +68,33 @@ def in_chunks(layer: nn.Module, max_rows: int) -> nn.Module:
 
 def _widest_row(config: Any, itemsize: int) -> int:
     """Bytes of a row of the widest matrix that a part of a layer makes."""
-    return max(int(config.intermediate_size) * itemsize, int(config.hidden_size) * torch.float32.itemsize)
+    in_norm, in_mlp = int(config.hidden_size) * torch.float32.itemsize, int(config.intermediate_size) * itemsize
+    return max(in_norm, in_mlp, _taken(config) * int(config.hidden_size) * itemsize)
 
 
-def joins_gate(layer: Any) -> bool:
-    """Whether its MLP makes gate and inner rows by one product, as GLM's does."""
-    return hasattr(layer.mlp, "gate_up_proj")
+def _taken(config: Any) -> int:
+    """How many experts a token takes; 0: it is no mixture of them."""
+    return int(getattr(config, "num_experts_per_tok", 0) or 0)
 
 
 def prefill_bytes(
-    config: Any, itemsize: int, num_tokens: int, *, share_keys: bool = True, joined_gate: bool = False
+    config: Any, layers: Sequence[Any], itemsize: int, num_tokens: int, *, share_keys: bool = True
 ) -> int:
-    """Most bytes that a dense layer's pass over so many tokens needs at once, keys and values apart: no less than
-    `python -m bench models` finds on torch's device `meta`, and at most a third more."""
+    """Most bytes that a pass of so many tokens over a layer needs at once, keys and values apart: no less than
+    `python -m bench models` finds on torch's device `meta`, and at most a third more, of a mixture of experts a half.
+    """
     chunk = min(CHUNK_BYTES, num_tokens * _widest_row(config, itemsize))
     matrix = num_tokens * config.hidden_size * itemsize
-    in_attention = _IN_ATTENTION + (0 if share_keys else _REPEATED)
-    in_chunks = _IN_CHUNKS + (_JOINED if joined_gate else 0)
-    return int(max(in_chunks * chunk + BESIDE_CHUNKS * matrix, in_attention * matrix))
+    joins_gate = any(hasattr(layer.mlp, "gate_up_proj") for layer in layers)  # as GLM's do
+    in_chunks = _IN_EXPERTS if _taken(config) else _IN_CHUNKS + (_JOINED if joins_gate else 0)
+    in_attention = num_tokens * itemsize * _attention_width(config.hidden_size, layers, share_keys=share_keys)
+    return int(max(in_chunks * chunk + BESIDE_CHUNKS * matrix, in_attention))
+
+
+def _attention_width(hidden_size: int, layers: Sequence[Any], *, share_keys: bool) -> float:
+    """Of all matrices of a layer's attention that are alive at once, at most, whichever layer attends."""
+    attention = next(layer.self_attn for layer in layers if hasattr(layer, "self_attn"))
+    queries, keys = attention.o_proj.weight.shape[1], attention.k_proj.weight.shape[0]
+    moments = (*_ROTATING, _NORMING) if hasattr(attention, "q_norm") else _ROTATING
+    widest = max(of_queries * queries + of_keys * keys for of_queries, of_keys in moments)
+    return float(_BESIDE_HEADS * hidden_size + widest + (0 if share_keys else _REPEATED * queries))
