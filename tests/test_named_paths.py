@@ -21,7 +21,7 @@ SOURCES = sorted(
 SOURCE_NAMES = {path.name for path in SOURCES}
 MADE_BY_READERS = {
     ".cache/bench/results/NAME.json",
-    *(f"slipstream/{name}.py" for name in ("engine/lookup_drafter", "families/qwen2_vl", "pruning/by_frame")),
+    *(f"slipstream/{name}.py" for name in ("engine/lookup_drafter", "pruning/by_frame")),
 }
 """Files that a page tells how to write, or that a run writes."""
 

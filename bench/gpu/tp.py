@@ -36,7 +36,7 @@ from slipstream.engine.parallel.follower import Follower
 from slipstream.engine.parallel.member import join
 from slipstream.engine.parallel.mirror import Director, MirroredRunner
 from slipstream.engine.parallel.ranks import Group, RankOrder, lead, rank_here
-from slipstream.engine.parallel.shards import GatheredLinear, SummedLinear, check_split
+from slipstream.engine.parallel.shards import KEYS_AND_VALUES, GatheredLinear, SummedLinear, check_split
 from slipstream.engine.parallel.steps import MirroredSteps
 from slipstream.engine.startup import MAX_DIFFERENCE
 from slipstream.engine.static.step import MAX_AHEAD
@@ -58,14 +58,16 @@ def make_share(geometry: Geometry, group: Group, device: torch.device, dtype: to
     """Upstream's model, of whose text model every layer is this rank's share on `device`; the vision tower has no
     memory. Linear layers are cut as `shards.localise` leaves them."""
     upstream: Any = make_upstream(geometry, torch.device("meta"), dtype)
-    check_split(geometry.name, upstream.config.get_text_config(), group.size)
+    text = upstream.config.get_text_config()
+    check_split(geometry.name, text, group.size)
     generator = torch.Generator(device).manual_seed(group.rank)
     decoder = upstream.model.language_model
     for layer in decoder.layers:
         for parent in list(layer.modules()):
             for name, part in list(parent.named_children()):
                 if isinstance(part, nn.Linear):
-                    setattr(parent, name, _cut(part, name in SUMMED, group.size, generator))
+                    shares = min(group.size, text.num_key_value_heads) if name in KEYS_AND_VALUES else group.size
+                    setattr(parent, name, _cut(part, name in SUMMED, shares, generator))
         _make_norms(layer, device)
     _make_norms(decoder.norm, device)
     config = decoder.config
@@ -103,13 +105,14 @@ class ReportingFollower(Follower):
     """One that also tells its peak."""
 
     def _peak(self, record: Mapping[str, Any]) -> None:
-        share_peaks(self._rank, self._size, self._device)
+        share_peaks(self._device)
 
 
-def share_peaks(rank: int, size: int, device: torch.device) -> list[int]:
+def share_peaks(device: torch.device) -> list[int]:
     """The most memory that each rank has taken: tensors on a GPU, all of a process on a CPU. All ranks call it."""
-    peaks = torch.zeros(size, dtype=torch.int64, device=device)
-    peaks[rank] = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_bytes(os.getpid())
+    peaks = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
+    own = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_bytes(os.getpid())
+    peaks[dist.get_rank()] = own
     dist.all_reduce(peaks)
     return [int(peak) for peak in peaks.tolist()]
 
@@ -152,7 +155,7 @@ def run_leader(order: RankOrder, geometry: Geometry, given: Namespace) -> None:
     state, _ = engine.start_prefill(plan, embeddings).finish()
     found["T_p"] = {str(rows): clock.time(partial(judge, engine, state, rows)) for rows in ROWS}
     leader.publish("peak")
-    found["peak_bytes"] = share_peaks(0, order.size, device)
+    found["peak_bytes"] = share_peaks(device)
     found["weight_bytes"] = sum(weight.nbytes for weight in share.parameters() if not weight.is_meta)
     found["kv_bytes"] = state.kv_bytes
     (eager,) = engine.step([(state, chain(ROWS[-1]))])

@@ -22,7 +22,8 @@ from slipstream.engine.fused_layers import can_fuse, join_weights
 from slipstream.engine.fused_runner import fastest_runner
 from slipstream.engine.kernels import get_kernel
 from slipstream.engine.parallel.ranks import Group
-from slipstream.engine.parallel.shards import check_checkpoint, localise, placement, shards_on
+from slipstream.engine.parallel.shard_loading import placement, shards_on
+from slipstream.engine.parallel.shards import check_checkpoint, localise
 from slipstream.engine.video_lm import Adapter, VideoLM
 from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import TextDecoder
@@ -37,11 +38,13 @@ DTYPES = (AUTO, *_DTYPES)
 _FAMILIES: Mapping[str, str] = {
     "glm46v": "slipstream.families.glm4v:Glm4V",
     "glm4v": "slipstream.families.glm4v:Glm4V",
+    "glm4v_moe": "slipstream.families.glm4v:Glm4V",
     "internvl": "slipstream.families.internvl:InternVL",
     "llava": "slipstream.families.llava_interleave:LlavaInterleave",
     "llava_next_video": "slipstream.families.llava_next_video:LlavaNextVideo",
     "llava_onevision": "slipstream.families.llava_onevision:LlavaOnevision",
     "qwen2_5_vl": "slipstream.families.qwen2_5_vl:Qwen2_5VL",
+    "qwen2_vl": "slipstream.families.qwen2_vl:Qwen2VL",
     "qwen3_5": "slipstream.families.qwen3_5:Qwen3_5",
     "qwen3_5_moe": "slipstream.families.qwen3_5:Qwen3_5",
     "qwen3_vl": "slipstream.families.qwen3_vl:Qwen3VL",
@@ -257,7 +260,7 @@ def _load_weights(
     if group is None:
         model = _read_weights(checkpoint, dtype, {"device_map": {"": device}})
     else:
-        with group.checked(), shards_on(device):
+        with group.checked(), shards_on(device, checkpoint.model_type):
             model = _read_weights(checkpoint, dtype, placement(checkpoint.model_type, group.size))
         localise(model, group.size)
     return cast(PreTrainedModel, model.eval())

@@ -56,7 +56,6 @@ class TextAttention:
         """See `Recording`."""
         self._layers = layers
         self._by_layer: dict[int, Tensor] = {}
-        self._group_size = 1
 
     @property
     def recording(self) -> "TextAttention":
@@ -84,7 +83,7 @@ class TextAttention:
         """What has been recorded so far, layer -> fp32 [kv_heads, num_video_tokens], on the layer's device.
 
         The share of its attention that a text row pays to each video token, of all that it pays to all tokens: averaged
-        over the text rows, summed over the query heads of a KV head. Video tokens are those that the layer has.
+        over the text rows, and over the query heads of a KV head. Video tokens are those that the layer has.
         """
         return MappingProxyType(self._by_layer)
 
@@ -97,7 +96,7 @@ class TextAttention:
         if not chosen:
             raise ValueError("no layer has been recorded yet")
         device = self._by_layer[chosen[0]].device
-        return torch.stack([self._head_mean(layer).to(device) for layer in chosen]).mean(dim=0)
+        return torch.stack([self._by_layer[layer].mean(dim=0).to(device) for layer in chosen]).mean(dim=0)
 
     def variation(self, last: int) -> Tensor:
         """`mean` of layer `last` less that of the first. Of a model some of whose layers do not attend: of the last
@@ -116,22 +115,22 @@ class TextAttention:
         """Records a layer, see `Observer`."""
         if self._layers is not None and layer not in self._layers:
             return
-        self._group_size = len(query) // len(keys)
         sums = torch.zeros(len(keys), len(self.video), device=keys.device)
         if len(self.video):  # a text alone may fill the context, and its mask the memory
             self._add_shares(sums, query, keys, scale)
-        self._by_layer[layer] = self.join_heads(sums / len(self._rows))
+        group_size = len(query) // len(keys)
+        self._by_layer[layer] = self.join_heads(sums / (len(self._rows) * group_size))
 
     def _add_shares(self, sums: Tensor, query: Tensor, keys: Tensor, scale: float) -> None:
         """To [kv_heads, num_video_tokens] the shares of all text rows."""
         kv_heads, num_keys, head_dim = keys.shape
         text_rows = to_device(torch.tensor(self._rows), keys.device)
         text = query[:, query.shape[1] - self._num_text :].index_select(1, text_rows)
-        folded = text.reshape(kv_heads, self._group_size, len(self._rows), head_dim)
+        folded = text.reshape(kv_heads, -1, len(self._rows), head_dim)
         first_key = num_keys - self._num_text  # the first text row's own
         mask = torch.full((self._num_text, self._num_text), float("-inf"), device=keys.device).triu_(1)[text_rows]
         video = to_device(self.video, keys.device)
-        block_len = max(1, _MAX_SCORES // (self._group_size * num_keys))
+        block_len = max(1, _MAX_SCORES // (folded.shape[1] * num_keys))
         for head in range(kv_heads):
             head_keys = keys[head].T.float()
             for first in range(0, len(self._rows), block_len):
@@ -139,7 +138,3 @@ class TextAttention:
                 scores = folded[head, :, rows].float() * scale @ head_keys
                 scores[..., first_key:] += mask[rows]
                 sums[head] += scores.softmax(dim=-1)[..., video].sum(dim=(0, 1))
-
-    def _head_mean(self, layer: int) -> Tensor:
-        by_head = self._by_layer[layer]
-        return by_head.sum(dim=0) / (len(by_head) * self._group_size)

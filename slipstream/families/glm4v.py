@@ -1,4 +1,4 @@
-"""GLM-4.1V and GLM-4.6V-Flash: a picture for every two frames, and behind it their time in words."""
+"""GLM-4.1V, 4.5V and 4.6V: a picture for every two frames, and behind it their time in words."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,12 +21,12 @@ _TIMES: dict[str, Callable[[float], str]] = {
     "Glm46VProcessor": lambda time_s: f"{time_s:.1f} seconds",
 }
 """How a processor writes a time."""
-_USUAL_PROCESSORS = {"glm4v": "Glm4vProcessor", "glm46v": "Glm46VProcessor"}
+_USUAL_PROCESSORS = {"glm4v": "Glm4vProcessor", "glm46v": "Glm46VProcessor", "glm4v_moe": "Glm4vProcessor"}
 _BEGIN, _END = "<|begin_of_{}|>", "<|end_of_{}|>"
 
 
 class Glm4V(Qwen2_5VL):
-    """Adapter of `Glm4vForConditionalGeneration` and `Glm46VForConditionalGeneration`.
+    """Adapter of `Glm4vForConditionalGeneration`, `Glm46VForConditionalGeneration` and their mixtures of experts.
 
     The prompt is: template, which has a begin and an end of the video around it; between these, for each step, a begin
     of a picture, rows * columns placeholders for pictures, an end, and the time of the step's first frame; then text.

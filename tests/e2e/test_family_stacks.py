@@ -32,10 +32,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 FAMILIES: dict[str, WriteCheckpoint] = {
     "glm4v": tiny_glm4v.write_tiny_glm4v,
     "glm4v, GLM-4.6V-Flash": partial(tiny_glm4v.write_tiny_glm4v, processor="Glm46VProcessor"),
+    "glm4v_moe": partial(tiny_glm4v.write_tiny_glm4v, model_type="glm4v_moe"),
     "internvl": tiny_families.write_tiny_internvl,
     "llava_interleave": tiny_families.write_tiny_llava_interleave,
     "llava_next_video": tiny_families.write_tiny_llava_next_video,
     "qwen2_5_vl": tiny_checkpoint.write_tiny_qwen,
+    "qwen2_vl": tiny_checkpoint.write_tiny_qwen2,
     "qwen3_5": tiny_qwen3_5.write_tiny_qwen3_5,
     "qwen3_5_moe": partial(tiny_qwen3_5.write_tiny_qwen3_5, num_experts=4),
     "qwen3_vl": tiny_families.write_tiny_qwen3,

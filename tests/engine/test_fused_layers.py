@@ -29,10 +29,14 @@ from slipstream.engine.static.glue import choose_glue, compiled_glue, torch_glue
 from slipstream.speculation.protocol import TokenTree
 from tests.engine.conftest import Pair
 from tests.engine.static.test_static_steps import POOL_BYTES, close, prefill
-from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
+from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen, write_tiny_qwen2
 from tests.support.tiny_families import write_tiny_qwen3
 
-WRITERS: dict[str, Callable[..., Path]] = {"llava": write_tiny_llava, "qwen": write_tiny_qwen}
+WRITERS: dict[str, Callable[..., Path]] = {
+    "llava": write_tiny_llava,
+    "qwen": write_tiny_qwen,
+    "qwen2": write_tiny_qwen2,
+}
 
 
 @pytest.fixture(params=WRITERS)

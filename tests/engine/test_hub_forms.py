@@ -15,7 +15,7 @@ from slipstream.engine.checkpoint import Checkpoint, missing_weights
 from slipstream.errors import ModelNotUsable
 from tests.engine.conftest import random_frames
 from tests.support import hub_forms
-from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
+from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen, write_tiny_qwen2
 from tests.support.tiny_families import write_tiny_llava_interleave, write_tiny_video_llama_3
 from tests.support.tiny_glm4v import write_tiny_glm4v
 from tests.support.tiny_qwen3_5 import write_tiny_qwen3_5
@@ -48,6 +48,24 @@ FORMS = {
             ),
         ),
         end_tokens=3,
+    ),
+    "Qwen2-VL-7B": Form(
+        write_tiny_qwen2,
+        (
+            hub_forms.flatten_config,
+            hub_forms.shard,
+            lambda path: hub_forms.move_template(path, "chat_template.json"),
+            hub_forms.name_processor_as_before,
+            lambda path: hub_forms.join_merges(path, as_pairs=False),
+        ),
+    ),
+    "Qwen2-VL-2B": Form(
+        write_tiny_qwen2,
+        (
+            hub_forms.tie,
+            hub_forms.flatten_config,
+            lambda path: hub_forms.move_template(path, "tokenizer_config.json"),
+        ),
     ),
     "Qwen2.5-VL-7B": Form(
         write_tiny_qwen,

@@ -96,14 +96,17 @@ def text_model(**changes: Any) -> SimpleNamespace:
 def test_sizes_that_do_not_divide_the_heads() -> None:
     for size in (2, 4):
         check_split("m", text_model(), size)
-    with pytest.raises(ModelNotUsable, match="3 ranks cannot share its 4 key and value heads evenly; take 2 or 4"):
+    with pytest.raises(ModelNotUsable, match=r"3 ranks cannot share its 28 heads, on 4 of .*; take 2 or 4"):
         check_split("m", text_model(), 3)
     with pytest.raises(ModelNotUsable, match="one device only"):
-        check_split("m", text_model(num_key_value_heads=1), 2)
-    with pytest.raises(ModelNotUsable, match="mixture of experts"):
-        check_split("m", text_model(num_experts=8), 2)
-    with pytest.raises(ModelNotUsable, match=r"two matrices in one, .*; it runs on one device only"):
-        check_split("m", Glm4vTextConfig(), 2)
+        check_split("m", text_model(num_attention_heads=1, num_key_value_heads=1), 2)
+    for size in (2, 4, 8):
+        check_split("m", text_model(num_attention_heads=64, moe_intermediate_size=1536), size)
+    with pytest.raises(ModelNotUsable, match="take 2 or 3 or 6 or 12"):
+        check_split("m", text_model(num_attention_heads=36, num_key_value_heads=6, intermediate_size=36), 4)
+    check_split("m", Glm4vTextConfig(), 2)
+    with pytest.raises(ModelNotUsable, match="take 2"):
+        check_split("m", text_model(moe_intermediate_size=1534), 4)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +123,7 @@ def start(checkpoint: Path, *devices: str) -> None:
     ("devices", "message"),
     [
         (("cpu", "cuda:7"), "rank 1 of 2 cannot take its share: device 'cuda:7' is not usable here"),
-        (("cpu", "cpu", "cpu"), "3 ranks cannot share its 2 key and value heads evenly; take 2"),
+        (("cpu", "cpu", "cpu"), "3 ranks cannot share its 4 heads, on 2 of keys and values, evenly; take 2 or 4"),
     ],
 )
 def test_a_share_that_cannot_be_taken(checkpoint: Path, devices: tuple[str, ...], message: str) -> None:

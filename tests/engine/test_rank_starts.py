@@ -22,7 +22,7 @@ from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.parallel import member, ranks
 from slipstream.engine.parallel.links import Link, LinkLost, connect
 from slipstream.engine.parallel.ranks import Group, Leader
-from slipstream.engine.parallel.shards import shards_on
+from slipstream.engine.parallel.shard_loading import shards_on
 from slipstream.errors import InvalidConfig
 from slipstream.services.target import __main__ as target
 from tests.engine.test_ranks import greedy, prefilled, start
@@ -123,7 +123,7 @@ def test_ranks_on_gpus_shard_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_get_accelerator", torch._C._get_accelerator)
     build_for_gpus()
     for name in ("cpu", "cuda"):
-        with shards_on(torch.device(name)):
+        with shards_on(torch.device(name), "llava_onevision"):
             assert torch._C._get_accelerator().type == name
 
 

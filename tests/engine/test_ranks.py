@@ -4,13 +4,15 @@ import gc
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from slipstream.engine import DecodeState, VideoLM, load_model
-from slipstream.engine.parallel import shards
+from slipstream.engine.parallel import shard_loading
 from slipstream.engine.parallel.ranks import Leader, RankOrder
 from slipstream.engine.sparse_drafter import SparseState
 from slipstream.engine.startup import load_together
@@ -18,6 +20,7 @@ from slipstream.engine.text_attention import TextAttention
 from slipstream.errors import DeviceLost, ModelNotUsable
 from slipstream.speculation.protocol import TokenTree
 from tests.engine.conftest import random_frames
+from tests.support import hub_forms, tiny_glm4v
 from tests.support.tiny_checkpoint import write_tiny_llava
 from tests.support.tiny_families import write_tiny_qwen3
 
@@ -46,29 +49,59 @@ def start(path: Path, size: int) -> Spread:
     return Spread(path, load_model(str(path), dtype="float32"), spread, leader, losses)
 
 
-def test_a_family_without_a_plan_of_upstreams_is_shared_out(tmp_path: Path) -> None:
+def write_as_on_the_hub(path: Path, *, seed: int) -> Path:
+    """Its experts, and what they are made of, lie the other way round."""
+    hub_forms.turn_experts(write_tiny_qwen3(path, seed=seed, num_experts=4))
+    return path
+
+
+WITH_OTHER_MLPS = {
+    "glm4v": tiny_glm4v.write_tiny_glm4v,
+    "glm4v_moe": partial(tiny_glm4v.write_tiny_glm4v, model_type="glm4v_moe"),
+    "qwen3_vl": write_tiny_qwen3,
+    "qwen3_vl_moe": partial(write_tiny_qwen3, num_experts=4),
+    "qwen3_vl_moe, the hub's": write_as_on_the_hub,
+}
+
+
+@pytest.mark.parametrize("family", WITH_OTHER_MLPS)
+def test_families_with_plans_of_ours_or_other_mlps_are_shared_out(tmp_path: Path, family: str) -> None:
     """Else every rank would hold all of it, and compute all of it."""
-    found = start(write_tiny_qwen3(tmp_path / "model", seed=1), 2)
+    found = start(WITH_OTHER_MLPS[family](tmp_path / "model", seed=1), 2)
     try:
         test_decoding_is_that_of_one_process(found)
-        layer = found.spread.runner.decoder.layers[0]
-        whole = found.alone.runner.decoder.layers[0]
-        assert 2 * layer.mlp.gate_proj.weight.numel() == whole.mlp.gate_proj.weight.numel()
+        test_windows_rollbacks_and_trees(found)
+        test_packed_sessions_and_pruned_prompts(found)
+        for layers in zip(*(model.runner.decoder.layers for model in found.both()), strict=True):
+            whole, shared = (sum(map(torch.numel, _matrices(layer))) for layer in layers)
+            assert 2 * shared == whole
     finally:
         found.leader.close()
 
 
+def _matrices(layer: nn.Module) -> Iterator[torch.Tensor]:
+    """All of a layer's but a router's, which every rank has."""
+    for name, weight in layer.named_parameters():
+        if weight.dim() > 1 and not name.endswith("gate.weight"):
+            yield weight
+
+
 def test_layers_that_are_not_shared_out_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "_OWN_PLANS", {})
+    monkeypatch.setattr(shard_loading, "_OWN_PLANS", {})
     with pytest.raises(ModelNotUsable, match="does not share the layers of 'qwen3_vl' out"):
         start(write_tiny_qwen3(tmp_path / "model", seed=1), 2)
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="module",
+    params=[(2, 4), (2, 1), pytest.param((4, 4), marks=pytest.mark.long), pytest.param((4, 2), marks=pytest.mark.long)],
+    ids=lambda param: "{} ranks, {} heads of keys".format(*param),
+)
 def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spread]:
     folder = tmp_path_factory.mktemp("ranks")
-    path = write_tiny_llava(folder / "model", seed=1, layers=3, heads=8, kv_heads=4)
-    found = start(path, request.param)
+    size, kv_heads = request.param
+    path = write_tiny_llava(folder / "model", seed=1, layers=3, heads=8, kv_heads=kv_heads)
+    found = start(path, size)
     yield found
     found.leader.close()
 
@@ -87,11 +120,16 @@ def greedy(model: VideoLM, state: DecodeState, logits: torch.Tensor, num_tokens:
     return tokens
 
 
+def kv_heads_of(model: VideoLM) -> int:
+    return int(model.runner.decoder.config.num_key_value_heads)
+
+
 def test_decoding_is_that_of_one_process(spread: Spread) -> None:
     expected, found = (greedy(model, *prefilled(model), 20) for model in spread.both())
     assert found == expected
     states = [prefilled(model)[0] for model in spread.both()]
-    assert states[1].kv_bytes * spread.leader.size == states[0].kv_bytes
+    num_shares = min(spread.leader.size, kv_heads_of(spread.alone))
+    assert states[1].kv_bytes * num_shares == states[0].kv_bytes
 
 
 def test_windows_rollbacks_and_trees(spread: Spread) -> None:
@@ -118,7 +156,7 @@ def test_windows_rollbacks_and_trees(spread: Spread) -> None:
 def test_packed_sessions_and_pruned_prompts(spread: Spread) -> None:
     rows = []
     for model in spread.both():
-        keep = torch.arange(0, model.plan_prompt(PROMPT, len(FRAMES)).num_video_tokens, 3)
+        keep = torch.arange(0, model.plan_prompt(PROMPT, len(FRAMES), frame_size=FRAMES.shape[1:3]).num_video_tokens, 3)
         states = [prefilled(model)[0], prefilled(model, keep=keep)[0]]
         rows.append(torch.cat(model.step([(states[0], [3, 4]), (states[1], [5])])))
     assert torch.allclose(*rows, atol=1e-4)
@@ -142,7 +180,7 @@ def test_attention_is_recorded_of_all_heads(spread: Spread) -> None:
         plan = model.plan_prompt(PROMPT, len(FRAMES))
         attention = TextAttention(plan)
         state, logits = prefilled(model, observer=attention)
-        assert attention.by_layer[0].shape == (4, plan.num_video_tokens)
+        assert attention.by_layer[0].shape == (kv_heads_of(model), plan.num_video_tokens)
         sparse = SparseState(state, attention, 5)
         tokens = greedy(model, sparse, logits, 6)
         model.step([(state, tokens[:3])])

@@ -24,7 +24,7 @@ def expected_attention(weights: tuple[Tensor, ...], plan: PromptPlan, kv_heads: 
     """From the whole matrices of transformers, [1, heads, n, n] a layer: [kv_heads, num_video_tokens] a layer."""
     video = slice(plan.video_start, plan.video_stop)
     by_head = [layer[0, :, plan.text_start :][:, rows, video].mean(dim=1) for layer in weights]
-    return [layer.unflatten(0, (kv_heads, -1)).sum(dim=1) for layer in by_head]
+    return [layer.unflatten(0, (kv_heads, -1)).mean(dim=1) for layer in by_head]
 
 
 def eager_llava(path: Path, pair: Pair, plan: PromptPlan, frames: NDArray[np.uint8] = FRAMES) -> tuple[Tensor, ...]:
@@ -54,9 +54,9 @@ def test_attention_is_that_of_transformers(
             assert list(attention.by_layer) == [0, 1, 2]
             for layer, recorded in attention.by_layer.items():
                 torch.testing.assert_close(recorded, expected[layer], rtol=1e-4, atol=1e-6)
-            mean = torch.stack(expected).sum(dim=1).mean(dim=0) / heads
+            mean = torch.stack(expected).mean(dim=(0, 1))
             torch.testing.assert_close(attention.mean(), mean, rtol=1e-4, atol=1e-6)
-            torch.testing.assert_close(attention.mean([1]), expected[1].sum(dim=0) / heads, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(attention.mean([1]), expected[1].mean(dim=0), rtol=1e-4, atol=1e-6)
 
 
 def test_attention_is_that_of_transformers_with_three_axes(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ TEXT_MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {},  # LLaVA-OneVision, LLaVA-Interleave, InternVL3, VideoLLaMA 3
     "qwen3": {},  # InternVL3.5
     "qwen2_5_vl_text": {"rope_parameters": MROPE},
+    "qwen2_vl_text": {"rope_parameters": MROPE},
     "qwen3_vl_text": {"rope_parameters": MROPE | {"mrope_interleaved": True}},
     "qwen3_vl_moe_text": EXPERTS | {"rope_parameters": MROPE | {"mrope_interleaved": True}},
     "glm4v_text": {"rope_parameters": MROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}},  # GLM-4.1V

@@ -19,7 +19,7 @@ from slipstream.engine.attention import SdpaKernel
 from slipstream.engine.vision_attention import PackedKernel, windowed_attention
 from slipstream.families.preprocess import frames_at_once
 from tests.engine.conftest import random_frames
-from tests.support.tiny_checkpoint import write_tiny_qwen
+from tests.support.tiny_checkpoint import write_tiny_qwen, write_tiny_qwen2
 from tests.support.tiny_families import write_tiny_qwen3
 from tests.support.tiny_glm4v import write_tiny_glm4v
 
@@ -103,7 +103,7 @@ def test_kernels_for_cuda_are_known_for_16_bits_there_alone() -> None:
     assert not vision_attention.known_kernels(cpu, torch.bfloat16)
 
 
-@pytest.fixture(params=[write_tiny_qwen, write_tiny_qwen3, write_tiny_glm4v])
+@pytest.fixture(params=[write_tiny_qwen, write_tiny_qwen2, write_tiny_qwen3, write_tiny_glm4v])
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> VideoLM:
     write: Callable[..., Path] = request.param
     return load_model(str(write(tmp_path / "model", seed=6)))

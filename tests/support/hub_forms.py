@@ -62,6 +62,13 @@ def tie(path: Path) -> None:
     edit(path / "config.json", change)
 
 
+def turn_experts(path: Path) -> None:
+    """The matrices of experts as those of Qwen3-VL's mixtures lie: [experts, inputs, outputs]."""
+    weights = load_file(path / "model.safetensors")
+    turned = {name: weight.mT.contiguous() if ".experts." in name else weight for name, weight in weights.items()}
+    save_file(turned, path / "model.safetensors", {"format": "pt"})
+
+
 def predict_ahead(path: Path) -> None:
     """Weights of a further layer, which predicts tokens ahead and which transformers' models do not have."""
     weights = load_file(path / "model.safetensors")

@@ -6,7 +6,7 @@ Prompts are laid out as upstream's processors write them: the whole text, tokeni
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -148,13 +148,17 @@ def _internvl(reference: Reference, video: SampledVideo) -> Layout:
     return Layout("<video>", words, {"pixel_values": pixels})
 
 
-def _qwen2_5_vl(reference: Reference, video: SampledVideo) -> Layout:
-    preprocess = PatchPreprocessor.from_config(reference.processor)
-    tensors, tokens_per_step = _patches(preprocess, video)
-    spacing_s = video.duration_s / len(video.frames)
-    tensors["second_per_grid_ts"] = torch.tensor([spacing_s * preprocess.temporal_patch_size])
+def _qwen2_vl(reference: Reference, video: SampledVideo) -> Layout:
+    tensors, tokens_per_step = _patches(PatchPreprocessor.from_config(reference.processor), video)
     words = "<|video_pad|>" * (tokens_per_step * int(tensors["video_grid_thw"][0, 0]))
     return Layout("<|video_pad|>", words, tensors, reference.model.config.video_token_id)
+
+
+def _qwen2_5_vl(reference: Reference, video: SampledVideo) -> Layout:
+    layout = _qwen2_vl(reference, video)
+    spacing_s = video.duration_s / len(video.frames)
+    seconds = torch.tensor([spacing_s * PatchPreprocessor.from_config(reference.processor).temporal_patch_size])
+    return replace(layout, tensors={**layout.tensors, "second_per_grid_ts": seconds})
 
 
 def _qwen3_vl(reference: Reference, video: SampledVideo) -> Layout:
@@ -229,11 +233,13 @@ def _patches(preprocess: PatchPreprocessor, video: SampledVideo) -> tuple[dict[s
 _LAYOUTS: Mapping[str, Callable[[Reference, SampledVideo], Layout]] = {
     "glm46v": _glm4v,
     "glm4v": _glm4v,
+    "glm4v_moe": _glm4v,
     "internvl": _internvl,
     "llava": _llava_interleave,
     "llava_next_video": _llava_next_video,
     "llava_onevision": _llava_onevision,
     "qwen2_5_vl": _qwen2_5_vl,
+    "qwen2_vl": _qwen2_vl,
     "qwen3_5": _qwen3_vl,
     "qwen3_5_moe": _qwen3_vl,
     "qwen3_vl": _qwen3_vl,

@@ -17,6 +17,8 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     SiglipVisionConfig,
 )
 
@@ -209,7 +211,6 @@ def write_tiny_qwen(
         processor: changes to the video processor's settings.
     """
     tokenizer = tiny_tokenizer(320, QWEN_SPECIAL_TOKENS)
-    half = hidden // 8
     config = Qwen2_5_VLConfig(
         vision_config={
             "depth": 3,
@@ -224,19 +225,40 @@ def write_tiny_qwen(
             "out_hidden_size": hidden,
             "tokens_per_second": tokens_per_second,
         },
-        text_config=text_config(tokenizer, layers, hidden, max_context)
-        | {
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10_000.0,
-                "mrope_section": [half - 2 * (half // 3), half // 3, half // 3],
-            },
-            "use_sliding_window": False,
-        },
+        text_config=text_config(tokenizer, layers, hidden, max_context) | _qwen2_rotary(hidden),
         tie_word_embeddings=False,
         **_token_ids(),
     )
     return write_qwen(path, Qwen2_5_VLForConditionalGeneration(config), seed, QWEN_PROCESSOR | (processor or {}))
+
+
+def write_tiny_qwen2(path: Path, *, seed: int, layers: int = 3, hidden: int = 48, max_context: int = 512) -> Path:
+    """Write a Qwen2-VL checkpoint with random weights below `path`, which is returned; sizes as `write_tiny_qwen`."""
+    tokenizer = tiny_tokenizer(320, QWEN_SPECIAL_TOKENS)
+    config = Qwen2VLConfig(
+        vision_config={
+            "depth": 2,
+            "embed_dim": 32,
+            "hidden_size": hidden,
+            "mlp_ratio": 2,
+            "num_heads": 2,
+            "patch_size": QWEN_PATCH_SIZE,
+            "temporal_patch_size": 2,
+            "spatial_merge_size": 2,
+        },
+        text_config=text_config(tokenizer, layers, hidden, max_context) | _qwen2_rotary(hidden),
+        tie_word_embeddings=False,
+        **_token_ids(),
+    )
+    return write_qwen(path, Qwen2VLForConditionalGeneration(config), seed, QWEN_PROCESSOR)
+
+
+def _qwen2_rotary(hidden: int) -> dict[str, Any]:
+    """Positions of three axes, and no sliding windows: of a text model with 4 heads."""
+    half = hidden // 8
+    sections = [half - 2 * (half // 3), half // 3, half // 3]
+    rotary = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": sections}
+    return {"rope_parameters": rotary, "use_sliding_window": False}
 
 
 def _token_ids() -> dict[str, Any]:

@@ -99,7 +99,7 @@ def write_tiny_qwen3(
     A token is 16 x 16 pixels of two frames. Layers 0 to `num_deepstack` - 1 add features of the vision tower. With
     experts, it is a mixture of them, two for a token.
     """
-    mixture = {"num_experts": num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": hidden}
+    mixture = {"num_experts": num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": 2 * hidden // 3}
     rotary = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
     return write_qwen3(
         path,

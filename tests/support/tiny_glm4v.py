@@ -26,6 +26,7 @@ SPECIAL_TOKENS = (
     "<|image|>",
     "<|video|>",
 )
+MIXTURE = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
 CHAT_TEMPLATE = """\
 [gMASK]<sop>{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' }}\
 {% for part in message['content'] %}\
@@ -49,16 +50,18 @@ def write_tiny_glm4v(
     A token is 16 x 16 pixels of two frames. Half of each head is rotated.
 
     Args:
-        model_type: glm46v as of GLM-4.6V.
+        model_type: glm46v as of GLM-4.6V-Flash; glm4v_moe as of GLM-4.5V, a mixture of four experts, two for a token,
+            and one that all share; its first layer has a plain MLP.
         processor: Glm46VProcessor as of GLM-4.6V-Flash; none: it goes by the model type.
     """
     tokenizer = tiny_tokenizer(320, SPECIAL_TOKENS, end="<|user|>")
     ids = tokenizer.get_vocab()
     frequencies = hidden // 4 // 4
+    base = "glm4v_moe" if model_type == "glm4v_moe" else "glm4v"
     config = AutoConfig.for_model(
         model_type,
         vision_config={
-            "model_type": "glm4v_vision",
+            "model_type": f"{base}_vision",
             "depth": 2,
             "hidden_size": 32,
             "num_heads": 2,
@@ -70,8 +73,9 @@ def write_tiny_glm4v(
             "intermediate_size": 48,
         },
         text_config=text_config(tokenizer, layers, hidden, max_context)
+        | (MIXTURE if base == "glm4v_moe" else {})
         | {
-            "model_type": "glm4v_text",
+            "model_type": f"{base}_text",
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": 10_000.0,

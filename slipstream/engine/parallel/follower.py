@@ -23,8 +23,8 @@ from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.loading import load_model
 from slipstream.engine.parallel.links import LinkLost
 from slipstream.engine.parallel.member import Member, join
-from slipstream.engine.parallel.mirror import join_heads, own_heads
 from slipstream.engine.parallel.ranks import RankOrder
+from slipstream.engine.parallel.shards import join_heads, own_heads
 from slipstream.engine.parallel.steps import MemberAccord
 from slipstream.engine.segments import Additions, Rows
 from slipstream.engine.static.pool import PooledCache
@@ -47,7 +47,6 @@ class Follower:
     def __init__(self, runner: Runner, device: torch.device, member: Member) -> None:
         self._runner = runner
         self._device = device
-        self._rank, self._size = member.rank, member.size
         self._computing = member.computing if device.type == "cuda" else contextlib.nullcontext
         self._accord = MemberAccord(member)
         self._caches: dict[int, KVCache] = {}
@@ -80,7 +79,7 @@ class Follower:
 
     def _copy_chosen(self, record: Record) -> None:
         among, chosen = self._receive(record["among"]), self._receive(record["chosen"])
-        own = own_heads(chosen, self._rank, self._size)
+        own = list(chosen[:, own_heads(chosen.shape[1])])
         self._caches[record["cache"]].copy_chosen(self._caches[record["other"]], among, own)
 
     def _clear(self, record: Record) -> None:
@@ -98,7 +97,8 @@ class Follower:
         running = self._passes[record["number"]]
         for told in record["recordings"]:
             video = self._receive(told["video"])
-            observer = TextAttention.twin(told["order"], video, partial(join_heads, size=self._size))
+            joined = partial(join_heads, num_heads=self._runner.decoder.config.num_key_value_heads)
+            observer = TextAttention.twin(told["order"], video, joined)
             running.observe(told["segment"], observer)
         running.run_layers(record["until"])
 

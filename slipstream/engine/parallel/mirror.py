@@ -19,7 +19,7 @@ from torch import Tensor
 from slipstream.engine.forward import ForwardPass, Runner
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.parallel.ranks import Leader
-from slipstream.engine.parallel.shards import gather_last
+from slipstream.engine.parallel.shards import join_heads, own_heads
 from slipstream.engine.segments import Observer, Recording, Rows
 from slipstream.engine.static.pool import KVPool, PooledCache
 
@@ -101,7 +101,7 @@ class MirroredCache(KVCache):
         self._director.publish("copy_chosen", cache=self.number, other=number_of(other), **described_)
         with self._director.leader.together():
             self._director.share(among, picked)
-            super().copy_chosen(other, among, own_heads(picked, 0, self._director.leader.size))
+            super().copy_chosen(other, among, list(picked[:, own_heads(picked.shape[1])]))
 
     def clear(self) -> None:
         if self._director.leader.loss is None:
@@ -119,11 +119,6 @@ class MirroredPooledCache(MirroredCache, PooledCache):
         return super().trimmed(num_tokens)
 
 
-def own_heads(chosen: Tensor, rank: int, size: int) -> list[Tensor]:
-    """Of [layers, kv_heads, n] those of a rank."""
-    return list(chosen.chunk(size, dim=1)[rank])
-
-
 def number_of(cache: KVCache) -> int:
     """By which the followers know it."""
     assert isinstance(cache, MirroredCache), "caches of one model are of one kind"
@@ -137,6 +132,7 @@ class MirroredPass(ForwardPass):
         self, runner: "MirroredRunner", batch: Sequence[Rows], director: Director, *, is_whole: bool = False
     ) -> None:
         self._director = director
+        self._num_heads: int = runner.decoder.config.num_key_value_heads
         self._is_whole = is_whole
         """Whether the followers were told to run all of it at once."""
         self.number = director.name(self)
@@ -184,7 +180,7 @@ class MirroredPass(ForwardPass):
             if told_of is recording and told_video is recording.video:
                 continue
             self._told[index] = recording, recording.video
-            recording.join_heads = partial(join_heads, size=self._director.leader.size)
+            recording.join_heads = partial(join_heads, num_heads=self._num_heads)
             record = {"segment": index, "order": recording.order, "video": described(recording.video)}
             new.append((record, recording.video))
         return new
@@ -237,8 +233,3 @@ def tensors_of(rows: Rows) -> Sequence[Tensor]:
     """Embeddings and positions, then the rows and features of additions, if there are any."""
     additions = () if rows.additions is None else (rows.additions.rows, *rows.additions.features)
     return rows.hidden, rows.positions, *additions
-
-
-def join_heads(heads: Tensor, size: int) -> Tensor:
-    """[kv_heads of this rank, n] -> [kv_heads, n], at every rank."""
-    return gather_last(heads.T, size).T.contiguous()

@@ -1,10 +1,10 @@
-"""One rank's share of a model: upstream shards the weights while it loads them, and here its hooks are replaced by
-plain modules on local tensors: one sum over the ranks behind attention and one behind the MLP (Megatron-LM, section 3).
+"""One rank's share of a model: upstream shards the weights while it loads them (`shard_loading`), and here its hooks
+are replaced by plain modules on local tensors: one sum over the ranks behind attention and one behind the MLP
+(Megatron-LM, section 3).
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from transformers import AutoConfig, PreTrainedModel
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.errors import ModelNotUsable
 
+KEYS_AND_VALUES = ("k_proj", "v_proj")
 MOST_ORDERED_ROWS = 64
 _gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name from torch 2.13 on
 
@@ -31,58 +32,21 @@ def check_split(ref: str, config: Any, size: int) -> None:
     """Raises `ModelNotUsable` for a text model that `size` ranks cannot share evenly."""
     if "linear_attention" in (getattr(config, "layer_types", None) or ()):
         raise ModelNotUsable(f"{ref}: has linear attention, and runs on one device only; leave out --gpus and --ranks")
-    if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
-        raise ModelNotUsable(f"{ref}: a mixture of experts runs on one device only; leave out --gpus and --ranks")
-    if any("gather" in how for how in (getattr(config, "base_model_tp_plan", None) or {}).values()):
-        raise ModelNotUsable(
-            f"{ref}: its MLPs have two matrices in one, which ranks cannot share evenly; it runs on one device only:"
-            " leave out --gpus and --ranks"
-        )
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    possible = [n for n in range(2, kv_heads + 1) if not (kv_heads % n or heads % n or config.intermediate_size % n)]
+    shared = (heads, *_mlp_sizes(config))
+    even = [n for n in range(2, heads + 1) if not any(number % n for number in shared)]
+    possible = [n for n in even if not (kv_heads % n and n % kv_heads)]
     if size not in possible:
         words = f"take {' or '.join(map(str, possible))}" if possible else "it runs on one device only"
-        raise ModelNotUsable(f"{ref}: {size} ranks cannot share its {kv_heads} key and value heads evenly; {words}")
+        which = f"its {heads} heads, on {kv_heads} of keys and values,"
+        raise ModelNotUsable(f"{ref}: {size} ranks cannot share {which} evenly; {words}")
 
 
-_OWN_PLANS = {
-    "qwen3_vl": {
-        "model.language_model.layers.*.self_attn.q_proj": "colwise",
-        "model.language_model.layers.*.self_attn.k_proj": "colwise",
-        "model.language_model.layers.*.self_attn.v_proj": "colwise",
-        "model.language_model.layers.*.self_attn.o_proj": "rowwise",
-        "model.language_model.layers.*.mlp.gate_proj": "colwise",
-        "model.language_model.layers.*.mlp.up_proj": "colwise",
-        "model.language_model.layers.*.mlp.down_proj": "rowwise",
-    }
-}
-"""Of families for which upstream has none: that of its Qwen3, whose norms of queries and keys are of one head each."""
-
-
-def placement(model_type: str, size: int) -> dict[str, Any]:
-    """Keywords of `from_pretrained` for this rank's share of a model. Raises `ModelNotUsable`."""
-    try:
-        from transformers.distributed.configuration_utils import DistributedConfig
-    except ImportError:
-        raise ModelNotUsable("a model over several devices needs transformers 5.17 or later") from None
-    return {"distributed_config": DistributedConfig(tp_size=size, tp_plan=_OWN_PLANS.get(model_type))}
-
-
-@contextmanager
-def shards_on(device: torch.device) -> Iterator[None]:
-    """Has upstream shard on a CPU while it loads, if that is the device. It has no option for it: its mesh and the
-    weights go to the accelerator that torch is built for (`initialize_distributed_mesh`), whether or not there is one,
-    and to whom it belongs."""
-    if device.type != "cpu":
-        yield
-        return
-    upstreams: Any = torch._C
-    built_for = upstreams._get_accelerator
-    upstreams._get_accelerator = lambda *_: device
-    try:
-        yield
-    finally:
-        upstreams._get_accelerator = built_for
+def _mlp_sizes(config: Any) -> Iterator[int]:
+    """Inner sizes of the MLPs of a text model: of plain ones, and of its experts, if it has any."""
+    yield config.intermediate_size
+    if inner := getattr(config, "moe_intermediate_size", None):
+        yield inner
 
 
 def localise(model: PreTrainedModel, size: int) -> None:
@@ -90,31 +54,46 @@ def localise(model: PreTrainedModel, size: int) -> None:
     `ModelNotUsable` where it has not sharded every layer: each rank would hold, and compute, all of the others."""
     head: Any = model.get_output_embeddings()
     table: Any = model.get_input_embeddings()
+    num_heads: int = model.config.get_text_config().num_key_value_heads
     words, is_tied = _whole(table.weight), head.weight is table.weight
     model.set_output_embeddings(GatheredLinear(*_share_of(words if is_tied else head.weight, size)))
     table.weight = _fixed(words if dist.get_rank() == 0 else words[:1].clone())  # the others are sent embeddings
     for module in (head, table):
         module.__dict__.pop("forward", None)
-    num_summed = 0
     for parent in list(model.modules()):
         for name, part in list(parent.named_children()):
-            if isinstance(part, nn.Linear) and isinstance(part.weight, DTensor):
-                is_summed = part.weight.placements == (Shard(1),)
-                _localise(part)
-                if is_summed:
-                    setattr(parent, name, SummedLinear(part))
-                    num_summed += 1
-    if num_summed != 2 * model.config.get_text_config().num_hidden_layers:
+            shards = [weight for weight in part.parameters(recurse=False) if isinstance(weight, DTensor)]
+            if shards:
+                _localise(part, num_heads if name in KEYS_AND_VALUES and num_heads < size else 0)
+            if any(map(_has_some_inputs, shards)):
+                setattr(parent, name, SummedLinear(part) if isinstance(part, nn.Linear) else Summed(part))
+    if not all(map(_is_shared_out, cast(Any, model.get_decoder()).layers)):
         raise ModelNotUsable(
             f"transformers {transformers.__version__} does not share the layers of {model.config.model_type!r} out"
             " among processes; leave out --gpus and --ranks"
         )
 
 
-def _localise(part: nn.Linear) -> None:
+def _has_some_inputs(weight: DTensor) -> bool:
+    """Whether it is a matrix, or one for each expert, of which this rank has some of the columns."""
+    return weight.dim() > 1 and weight.placements == (Shard(weight.dim() - 1),)
+
+
+def _is_shared_out(layer: Any) -> bool:
+    """Whether the ranks' parts of its attention, and those of its MLP, are summed."""
+    halves = (layer.self_attn, layer.mlp)
+    return all(any(isinstance(part, SummedLinear | Summed) for part in half.modules()) for half in halves)
+
+
+def _localise(part: nn.Module, num_heads: int) -> None:
+    """`num_heads`: of so many, fewer than there are ranks, this one has the one that its queries ask; 0: it has what it
+    was given."""
     part.__dict__.pop("forward", None)  # upstream's, which exchanges the parameters at every call
-    for name, weight in list(part.named_parameters()):
-        setattr(part, name, _fixed(weight.to_local() if isinstance(weight, DTensor) else weight))
+    for name, weight in list(part.named_parameters(recurse=False)):
+        local = weight.to_local() if isinstance(weight, DTensor) else weight
+        if num_heads:
+            local = _whole(weight).unflatten(0, (num_heads, -1))[own_heads(num_heads)].flatten(0, 1).clone()
+        setattr(part, name, _fixed(local))
 
 
 def _share_of(weight: Tensor, size: int) -> tuple[Tensor, int]:
@@ -134,6 +113,20 @@ def _fixed(weight: Tensor) -> nn.Parameter:
     return nn.Parameter(weight.detach(), requires_grad=False)
 
 
+def own_heads(num_heads: int) -> slice:
+    """Which of a model's key and value heads this rank has: as many as every other, or one that others have, too."""
+    size = dist.get_world_size()
+    first = dist.get_rank() * num_heads // size
+    return slice(first, first + max(1, num_heads // size))
+
+
+def join_heads(heads: Tensor, num_heads: int) -> Tensor:
+    """What was found for the heads of this rank, [n, m], -> for all of them, [num_heads, m], at every rank: the mean of
+    what several found for one."""
+    joined = gather_last(heads.T, dist.get_world_size()).T
+    return joined.reshape(num_heads, -1, joined.shape[-1]).mean(dim=1)
+
+
 class SummedLinear(nn.Module):
     """A linear layer of which every rank has some of the inputs: the outputs are summed over all of them."""
 
@@ -146,6 +139,19 @@ class SummedLinear(nn.Module):
         """[..., inputs of this rank] -> [..., outputs]."""
         outputs = sum_ranks(linear(inputs, self.weight))
         return outputs if self.bias is None else outputs + self.bias
+
+
+class Summed(nn.Module):
+    """Experts, of each of which every rank has some of the inner rows: the outputs are summed over all of them. Which
+    experts a token takes every rank works out for itself, from the same numbers in the same order."""
+
+    def __init__(self, experts: nn.Module) -> None:
+        super().__init__()
+        self.experts = experts
+
+    def forward(self, hidden: Tensor, *chosen: Tensor) -> Tensor:
+        """[rows, hidden], and for each row experts and weights -> [rows, hidden]."""
+        return sum_ranks(self.experts(hidden, *chosen))
 
 
 class GatheredLinear(nn.Module):
