@@ -102,7 +102,7 @@ def load_model(
         _settle_weights(adapter)
     info = describe(checkpoint, model, adapter, tokenizer, revision.result())
     if make_runner is None:
-        make_runner = Runner if group is not None else _usual_runner(adapter)
+        make_runner = _usual_runner(adapter, group)
     runner = make_runner(adapter.decoder, adapter.lm_head, kernel, fixed_shapes=strict_width > 0)
     text, template = TextDecoder(tokenizer.backend_tokenizer), ChatTemplate.for_text(tokenizer, checkpoint)
     return VideoLM(info, adapter, runner, text, template, strict_width=strict_width)
@@ -301,13 +301,13 @@ def _settle_weights(adapter: Adapter) -> None:
     torch.cuda.empty_cache()
 
 
-def _usual_runner(adapter: Adapter) -> Callable[..., Runner]:
-    """The fastest here of a model's passes in one process."""
+def _usual_runner(adapter: Adapter, group: Group | None) -> Callable[..., Runner]:
+    """The fastest here of a model's passes in one process, or what runs those of a rank that follows."""
     if "linear_attention" in _kinds_of_layers(adapter.decoder.config):
         from slipstream.engine.recurrent.runner import RecurrentRunner
 
         return RecurrentRunner
-    return partial(fastest_runner, num_axes=adapter.num_axes)
+    return Runner if group is not None else partial(fastest_runner, num_axes=adapter.num_axes)
 
 
 def _check_attention(checkpoint: Checkpoint, decoder: Decoder, strict_width: int) -> None:

@@ -16,7 +16,8 @@ import torch
 from slipstream.budget import MIB, available_bytes, host_budget, num_cores
 from slipstream.config import between, one_of, option
 from slipstream.engine.loading import AUTO, DTYPES, load_model
-from slipstream.engine.parallel.mirror import Director, MirroredRunner
+from slipstream.engine.parallel.mirror import Director
+from slipstream.engine.parallel.mirrored_recurrent import mirrored_runner
 from slipstream.engine.parallel.ranks import Leader, RankOrder, lead, rank_here
 from slipstream.engine.parallel.shards import MOST_ORDERED_ROWS, check_checkpoint
 from slipstream.engine.parallel.steps import MirroredSteps
@@ -273,7 +274,7 @@ def load_together(order: RankOrder, on_lost: Callable[[SlipstreamError], None]) 
     leader = lead(order, on_lost)
     try:
         director = Director(leader, torch.device(order.devices[0]))
-        model = _load(order, group=leader, make_runner=partial(MirroredRunner, director=director))
+        model = _load(order, group=leader, make_runner=partial(mirrored_runner, director=director))
         model.make_static_steps = partial(MirroredSteps, director=director)
         leader.ready()
     except BaseException as error:

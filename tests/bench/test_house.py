@@ -85,7 +85,7 @@ CAME_WITH = {
     "frames at nearly their own size, which share a bound": 1,
     "a family that tells times behind its pictures": 1,
     "what a loaded model says of itself, apart from loading it": 1,
-    "layers that recur: their rule, their caches, their passes; a family of such models": 4,
+    "layers that recur: rule, caches, passes, those of several processes, too; a family of such models": 5,
     "a family whose time axis knows no seconds": 1,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""

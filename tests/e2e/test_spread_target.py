@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,12 @@ from slipstream.stack.process import ServiceProcess
 from tests.faults.conftest import Strike
 from tests.support.gateway_client import Captioned, caption, until
 from tests.support.processes import START_S, STOP_S, eventually, is_running, logged, model_flags, read_log, running
+from tests.support.tiny_families import write_tiny_qwen3
+from tests.support.tiny_glm4v import write_tiny_glm4v
+from tests.support.tiny_pair import WriteCheckpoint
+from tests.support.tiny_qwen3_5 import write_tiny_qwen3_5
 from tests.support.variants import some
-from tests.support.world import NUM_FRAMES, PROMPT, World
+from tests.support.world import NUM_FRAMES, PROMPT, World, make_endless_world
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -101,6 +106,26 @@ async def test_pruned_targets(spread: Spread, gateway: grpc.aio.Channel, lossy: 
     options = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": NUM_TOKENS} | asked
     alone = await caption(gateway, spread.world.clips[1], **options)
     assert (await spread.caption(1, **asked)).token_ids == alone.token_ids
+
+
+MIXTURES: dict[str, WriteCheckpoint] = {
+    "glm4v_moe": partial(write_tiny_glm4v, model_type="glm4v_moe"),
+    "qwen3_5_moe": partial(write_tiny_qwen3_5, num_experts=4),
+    "qwen3_vl_moe": partial(write_tiny_qwen3, num_experts=4),
+}
+
+
+@pytest.mark.parametrize("family", some(MIXTURES, keep=("qwen3_5_moe",)))
+async def test_mixtures_of_experts(tmp_path: Path, family: str) -> None:
+    """And layers that recur: chains, trees, and another prompt about a video whose prefill is there."""
+    world = make_endless_world(tmp_path, MIXTURES[family], extra_layers=2)
+    options = world.stack_options()
+    flags = {**options.extra_flags, "target": ("--ranks", "2")}
+    async with Stack(replace(options, extra_flags=flags)) as stack, open_channel(stack.gateway_address) as channel:
+        found = Spread(stack, channel, world)
+        for method in ("autoregressive", "slipstream", "slipstream_tree"):
+            captioned = await found.check(method=method, alpha=0.1)
+        assert captioned.summary.video.reused_tokens > 0
 
 
 @pytest.mark.long

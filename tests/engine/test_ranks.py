@@ -17,12 +17,13 @@ from slipstream.engine.parallel.ranks import Leader, RankOrder
 from slipstream.engine.sparse_drafter import SparseState
 from slipstream.engine.startup import load_together
 from slipstream.engine.text_attention import TextAttention
-from slipstream.errors import DeviceLost, ModelNotUsable
+from slipstream.errors import DeviceLost, LimitExceeded, ModelNotUsable
 from slipstream.speculation.protocol import TokenTree
 from tests.engine.conftest import random_frames
 from tests.support import hub_forms, tiny_glm4v
 from tests.support.tiny_checkpoint import write_tiny_llava
 from tests.support.tiny_families import write_tiny_qwen3
+from tests.support.tiny_qwen3_5 import write_tiny_qwen3_5
 
 PROMPT = "Describe the video."
 FRAMES = random_frames(4, seed=3)
@@ -58,6 +59,8 @@ def write_as_on_the_hub(path: Path, *, seed: int) -> Path:
 WITH_OTHER_MLPS = {
     "glm4v": tiny_glm4v.write_tiny_glm4v,
     "glm4v_moe": partial(tiny_glm4v.write_tiny_glm4v, model_type="glm4v_moe"),
+    "qwen3_5": write_tiny_qwen3_5,
+    "qwen3_5_moe": partial(write_tiny_qwen3_5, num_experts=4),
     "qwen3_vl": write_tiny_qwen3,
     "qwen3_vl_moe": partial(write_tiny_qwen3, num_experts=4),
     "qwen3_vl_moe, the hub's": write_as_on_the_hub,
@@ -72,9 +75,29 @@ def test_families_with_plans_of_ours_or_other_mlps_are_shared_out(tmp_path: Path
         test_decoding_is_that_of_one_process(found)
         test_windows_rollbacks_and_trees(found)
         test_packed_sessions_and_pruned_prompts(found)
+        test_a_forked_cache_and_a_resumed_prompt(found)
         for layers in zip(*(model.runner.decoder.layers for model in found.both()), strict=True):
             whole, shared = (sum(map(torch.numel, _matrices(layer))) for layer in layers)
             assert 2 * shared == whole
+    finally:
+        found.leader.close()
+
+
+def test_long_answers_of_layers_that_recur(tmp_path: Path) -> None:
+    """Their bases move at all ranks; what none can take back is refused, and nothing is lost with it."""
+    found, rows = start(write_tiny_qwen3_5(tmp_path / "model", seed=1), 2), []
+    try:
+        for model in found.both():
+            state, _ = prefilled(model)
+            before, logits = state.num_tokens, []
+            for first in range(0, 480, 12):
+                logits += model.step([(state, list(range(first % 300, first % 300 + 12)))])
+                state.rollback(state.num_tokens - first % 5)
+            with pytest.raises(LimitExceeded, match="would be taken back"):
+                state.rollback(before + 1)
+            logits += model.step([(state, [5])])
+            rows.append(torch.cat(logits))
+        assert found.leader.loss is None and torch.allclose(*rows, atol=1e-4)
     finally:
         found.leader.close()
 
@@ -166,7 +189,7 @@ def test_a_forked_cache_and_a_resumed_prompt(spread: Spread) -> None:
     rows = []
     for model in spread.both():
         state, _ = prefilled(model)
-        plan = model.plan_prompt("What else?", len(FRAMES))
+        plan = model.plan_prompt("What else?", len(FRAMES), frame_size=FRAMES.shape[1:3])
         cache = state.cache.fork(plan.text_start, plan.num_tokens + 8)
         state.close()
         again, logits = model.resume_prefill(plan, cache).finish()

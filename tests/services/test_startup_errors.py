@@ -76,7 +76,6 @@ async def test_the_model_services(tmp_path: Path, world: World) -> None:
         ("target", "SLIPSTREAM_TARGET_SPEED is no option", ("--model", model), {"SLIPSTREAM_TARGET_SPEED": "9"}),
         ("target", "start it without --static-steps on", ("--model", recurs, "--static-steps", "on"), {}),
         ("target", "start it without --ride-along", ("--model", recurs, "--ride-along", "0.1"), {}),
-        ("target", "has linear attention, and runs on one device only", ("--model", recurs, "--ranks", "2"), {}),
         ("draft", "device 'abacus' is not usable", ("--model", model, "--device", "abacus"), {}),
     ]
     for number, (name, complaint, flags, env) in enumerate(cases):

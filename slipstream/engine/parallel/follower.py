@@ -66,7 +66,7 @@ class Follower:
     # -- caches -------------------------------------------------------------------------------------------------------
 
     def _new_cache(self, record: Record) -> None:
-        self._caches[record["cache"]] = self._runner.new_cache(record["capacity"])
+        self._caches[record["cache"]] = self._runner.new_cache(record["capacity"], record["num_text"])
 
     def _rollback(self, record: Record) -> None:
         self._caches[record["cache"]].rollback(record["length"])

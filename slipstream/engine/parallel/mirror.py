@@ -73,7 +73,7 @@ class MirroredCache(KVCache):
         self._director = director
         self._layout = layout
         self.number = director.name(self)
-        director.publish("new_cache", cache=self.number, capacity=capacity)
+        director.publish("new_cache", cache=self.number, capacity=capacity, num_text=layout.get("num_text", 0))
 
     def empty_like(self, capacity: int) -> KVCache:
         return type(self)(self._director, self.num_layers, capacity=capacity, **self._layout)

@@ -10,23 +10,29 @@ from torch import Tensor
 from slipstream.errors import ModelNotUsable
 
 
-def _layer_plan(**parts: str) -> dict[str, str]:
-    """Upstream's plan of Llama's attention, and of these parts of the layers' MLPs."""
+def _layer_plan(**parts: Mapping[str, str]) -> dict[str, str]:
+    """Upstream's plan of Llama's attention, and of these parts of the layers."""
     attention = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
-    layers = "model.language_model.layers.*"
     return {
-        **{f"{layers}.self_attn.{name}": how for name, how in attention.items()},
-        **{f"{layers}.mlp.{name}": how for name, how in parts.items()},
+        f"model.language_model.layers.*.{part}.{name}": how
+        for part, named in {"self_attn": attention, **parts}.items()
+        for name, how in named.items()
     }
 
 
+_GATED = {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}
 _TWO_IN_ONE = {"gate_up_proj": "packed_colwise", "down_proj": "rowwise"}
 """A product and the one behind it, where upstream leaves the first to be gathered: every rank has its part of both."""
+_EXPERTS = {f"experts.{name}": how for name, how in _TWO_IN_ONE.items()}
+_RECURRING = {"in_proj_z": "colwise", "in_proj_a": "colwise", "in_proj_b": "colwise", "out_proj": "rowwise"}
+"""Of linear attention; every rank reads all of what its queries, keys and values have in one (`shards.localise`)."""
 _OWN_PLANS: Mapping[str, dict[str, str]] = {
-    "glm46v": _layer_plan(**_TWO_IN_ONE),
-    "glm4v": _layer_plan(**_TWO_IN_ONE),
-    "qwen3_vl": _layer_plan(gate_proj="colwise", up_proj="colwise", down_proj="rowwise"),
-    "qwen3_vl_moe": _layer_plan(**{f"experts.{name}": how for name, how in _TWO_IN_ONE.items()}),
+    "glm46v": _layer_plan(mlp=_TWO_IN_ONE),
+    "glm4v": _layer_plan(mlp=_TWO_IN_ONE),
+    "qwen3_5": _layer_plan(mlp=_GATED, linear_attn=_RECURRING),
+    "qwen3_5_moe": _layer_plan(**{"mlp": _EXPERTS, "mlp.shared_expert": _GATED, "linear_attn": _RECURRING}),
+    "qwen3_vl": _layer_plan(mlp=_GATED),
+    "qwen3_vl_moe": _layer_plan(mlp=_EXPERTS),
 }
 """Of families for which upstream has none, or one that does not fit. Norms of queries and keys are of one head each."""
 _TURNED = {"qwen3_vl_moe"}

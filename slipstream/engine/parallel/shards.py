@@ -30,10 +30,8 @@ def check_checkpoint(ref: str, size: int) -> None:
 
 def check_split(ref: str, config: Any, size: int) -> None:
     """Raises `ModelNotUsable` for a text model that `size` ranks cannot share evenly."""
-    if "linear_attention" in (getattr(config, "layer_types", None) or ()):
-        raise ModelNotUsable(f"{ref}: has linear attention, and runs on one device only; leave out --gpus and --ranks")
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    shared = (heads, *_mlp_sizes(config))
+    shared = (heads, *_other_sizes(config))
     even = [n for n in range(2, heads + 1) if not any(number % n for number in shared)]
     possible = [n for n in even if not (kv_heads % n and n % kv_heads)]
     if size not in possible:
@@ -42,11 +40,12 @@ def check_split(ref: str, config: Any, size: int) -> None:
         raise ModelNotUsable(f"{ref}: {size} ranks cannot share {which} evenly; {words}")
 
 
-def _mlp_sizes(config: Any) -> Iterator[int]:
-    """Inner sizes of the MLPs of a text model: of plain ones, and of its experts, if it has any."""
-    yield config.intermediate_size
-    if inner := getattr(config, "moe_intermediate_size", None):
-        yield inner
+def _other_sizes(config: Any) -> Iterator[int]:
+    """What else ranks share of a text model: inner sizes of its MLPs, of its experts, heads of its linear attention."""
+    names = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "linear_num_key_heads")
+    for name in names:
+        if size := getattr(config, name, None):
+            yield size
 
 
 def localise(model: PreTrainedModel, size: int) -> None:
@@ -60,6 +59,10 @@ def localise(model: PreTrainedModel, size: int) -> None:
     table.weight = _fixed(words if dist.get_rank() == 0 else words[:1].clone())  # the others are sent embeddings
     for module in (head, table):
         module.__dict__.pop("forward", None)
+    layers = cast(Any, model.get_decoder()).layers
+    for layer in layers:
+        if hasattr(layer, "linear_attn"):
+            _share_heads(layer.linear_attn, dist.get_rank(), size)
     for parent in list(model.modules()):
         for name, part in list(parent.named_children()):
             shards = [weight for weight in part.parameters(recurse=False) if isinstance(weight, DTensor)]
@@ -67,7 +70,7 @@ def localise(model: PreTrainedModel, size: int) -> None:
                 _localise(part, num_heads if name in KEYS_AND_VALUES and num_heads < size else 0)
             if any(map(_has_some_inputs, shards)):
                 setattr(parent, name, SummedLinear(part) if isinstance(part, nn.Linear) else Summed(part))
-    if not all(map(_is_shared_out, cast(Any, model.get_decoder()).layers)):
+    if not all(map(_is_shared_out, layers)):
         raise ModelNotUsable(
             f"transformers {transformers.__version__} does not share the layers of {model.config.model_type!r} out"
             " among processes; leave out --gpus and --ranks"
@@ -81,7 +84,7 @@ def _has_some_inputs(weight: DTensor) -> bool:
 
 def _is_shared_out(layer: Any) -> bool:
     """Whether the ranks' parts of its attention, and those of its MLP, are summed."""
-    halves = (layer.self_attn, layer.mlp)
+    halves = (layer.linear_attn if hasattr(layer, "linear_attn") else layer.self_attn, layer.mlp)
     return all(any(isinstance(part, SummedLinear | Summed) for part in half.modules()) for half in halves)
 
 
@@ -105,12 +108,19 @@ def _share_of(weight: Tensor, size: int) -> tuple[Tensor, int]:
     return weight.chunk(size)[dist.get_rank()].clone(), size
 
 
-def _whole(weight: Tensor) -> Tensor:
-    return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
-
-
-def _fixed(weight: Tensor) -> nn.Parameter:
-    return nn.Parameter(weight.detach(), requires_grad=False)
+def _share_heads(linear_attn: Any, rank: int, size: int) -> None:
+    """Leaves this rank's heads of keys, and of the values that go with them, to a layer of linear attention: its gates,
+    decays, rates and last product are a share already, and what upstream has cut of the others is no share of heads."""
+    kinds = (linear_attn.key_dim, linear_attn.key_dim, linear_attn.value_dim)
+    own = torch.cat([rows.chunk(size)[rank] for rows in torch.arange(sum(kinds)).split(kinds)])
+    for part in (linear_attn.in_proj_qkv, linear_attn.conv1d):
+        part.__dict__.pop("forward", None)
+        for name, weight in list(part.named_parameters()):
+            setattr(part, name, _fixed(_whole(weight)[own.to(weight.device)]))
+    for name in ("A_log", "dt_bias"):
+        setattr(linear_attn, name, _fixed(_whole(getattr(linear_attn, name)).chunk(size)[rank].clone()))
+    for name in ("num_v_heads", "num_k_heads", "key_dim", "value_dim", "conv_dim"):
+        setattr(linear_attn, name, getattr(linear_attn, name) // size)
 
 
 def own_heads(num_heads: int) -> slice:
@@ -125,6 +135,14 @@ def join_heads(heads: Tensor, num_heads: int) -> Tensor:
     what several found for one."""
     joined = gather_last(heads.T, dist.get_world_size()).T
     return joined.reshape(num_heads, -1, joined.shape[-1]).mean(dim=1)
+
+
+def _whole(weight: Tensor) -> Tensor:
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
+
+
+def _fixed(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(weight.detach(), requires_grad=False)
 
 
 class SummedLinear(nn.Module):

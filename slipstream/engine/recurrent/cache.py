@@ -81,13 +81,18 @@ class RecurrentCache(KVCache):
 
     def rollback(self, length: int) -> None:
         """Raises `LimitExceeded` for tokens before the base, but for a cut at the mark."""
-        if self._is_before_base(length) and {mark.num_tokens for mark in self._marks.values()} == {length}:
+        self.check_rollback(length)
+        if self._is_before_base(length):
             self._begin_at(self._marks)
-        self._check_reach(length)
         super().rollback(length)
 
+    def check_rollback(self, length: int) -> None:
+        """Raises `LimitExceeded` where `rollback` would."""
+        if {mark.num_tokens for mark in self._marks.values()} != {length}:
+            self.check_reach(length)
+
     def keep(self, num_before: int, rows: Sequence[int]) -> None:
-        self._check_reach(num_before)
+        self.check_reach(num_before)
         super().keep(num_before, rows)
 
     def empty_like(self, capacity: int) -> KVCache:
@@ -131,7 +136,7 @@ class RecurrentCache(KVCache):
     def _is_before_base(self, length: int) -> bool:
         return any(base.num_tokens > length for base in self._bases.values())
 
-    def _check_reach(self, length: int) -> None:
+    def check_reach(self, length: int) -> None:
         """Raises `LimitExceeded` when too many tokens behind the first `length` would change."""
         if self._is_before_base(length):
             raise LimitExceeded(

@@ -34,28 +34,29 @@ class RecurrentRunner(Runner):
     recurs = True
 
     def __init__(self, decoder: Decoder, lm_head: nn.Module, kernel: Kernel, *, fixed_shapes: bool = False) -> None:
-        self._deltas: dict[int, GatedDelta] = {}
+        self.deltas: dict[int, GatedDelta] = {}
+        """The layers that recur, by number."""
         for number, layer in enumerate(cast(Any, decoder.layers)):
             if hasattr(layer, "linear_attn"):
-                layer.linear_attn = self._deltas[number] = GatedDelta(layer.linear_attn)
+                layer.linear_attn = self.deltas[number] = GatedDelta(layer.linear_attn)
         super().__init__(decoder, lm_head, kernel, fixed_shapes=fixed_shapes)
 
     def attention(self, segments: Sequence[Segment]) -> "RecurrentAttention":
         return RecurrentAttention(segments, self.kernel)
 
     def cache_bytes(self, num_tokens: int) -> int:
-        states = sum(2 * delta.state_bytes(0) + delta.state_bytes(MOST_ROWS) for delta in self._deltas.values())
+        states = sum(2 * delta.state_bytes(0) + delta.state_bytes(MOST_ROWS) for delta in self.deltas.values())
         return super().cache_bytes(num_tokens) + states
 
     def prefill_bytes(self, num_tokens: int) -> int:
         weight = self.decoder.embed_tokens.weight
         beside = int(BESIDE_CHUNKS * num_tokens * weight.shape[1] * weight.element_size())
-        recurring = max(delta.prefill_bytes(num_tokens) for delta in self._deltas.values())
+        recurring = max(delta.prefill_bytes(num_tokens) for delta in self.deltas.values())
         return max(super().prefill_bytes(num_tokens), beside + recurring)
 
     def new_cache(self, capacity: int, num_text: int = 0) -> KVCache:
         return RecurrentCache(
-            self.num_layers, capacity=capacity, deltas=self._deltas, num_text=num_text, **self.cache_layout
+            self.num_layers, capacity=capacity, deltas=self.deltas, num_text=num_text, **self.cache_layout
         )
 
 
