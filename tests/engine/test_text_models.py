@@ -26,8 +26,11 @@ TEXT_MODELS: dict[str, dict[str, Any]] = {
 }
 FIRST, SECOND = 9, 4
 """Rows of the two passes."""
-WIDEST_ROW = 4 * 96
-"""Bytes: of the MLP, in fp32."""
+
+
+def widest_row(config: Any) -> int:
+    """Bytes: of the MLP, in fp32, or of what a token's experts are given."""
+    return 4 * max(config.intermediate_size, getattr(config, "num_experts_per_tok", 0) * config.hidden_size)
 
 
 @pytest.fixture(params=TEXT_MODELS)
@@ -50,7 +53,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 @pytest.mark.parametrize("max_rows", [1, 4, FIRST - 1, 100])
 def test_two_passes_equal_upstreams_one(model: Any, max_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_chunks, "CHUNK_BYTES", max_rows * WIDEST_ROW)
+    monkeypatch.setattr(row_chunks, "CHUNK_BYTES", max_rows * widest_row(model.config))
     num_rows, axes = FIRST + SECOND, 3 if "mrope_section" in (model.config.rope_parameters or {}) else 1
     hidden = torch.randn(num_rows, 64)
     positions = torch.randint(0, 40, (axes, num_rows)).sort().values

@@ -29,6 +29,7 @@ _RECURRING = {"in_proj_z": "colwise", "in_proj_a": "colwise", "in_proj_b": "colw
 _OWN_PLANS: Mapping[str, dict[str, str]] = {
     "glm46v": _layer_plan(mlp=_TWO_IN_ONE),
     "glm4v": _layer_plan(mlp=_TWO_IN_ONE),
+    "glm4v_moe": _layer_plan(**{"mlp": _GATED | _EXPERTS, "mlp.shared_experts": _GATED}),
     "qwen3_5": _layer_plan(mlp=_GATED, linear_attn=_RECURRING),
     "qwen3_5_moe": _layer_plan(**{"mlp": _EXPERTS, "mlp.shared_expert": _GATED, "linear_attn": _RECURRING}),
     "qwen3_vl": _layer_plan(mlp=_GATED),
