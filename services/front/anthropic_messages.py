@@ -9,6 +9,7 @@ from slipstream.services.front.anthropic_request import BARE_MEDIA, SentNames, r
 from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.call import Call
 from slipstream.services.front.chat import FormMaker, answer_chat
+from slipstream.services.front.chat_messages import object_at
 from slipstream.services.front.chat_request import ChatRequest
 from slipstream.services.front.completions import Completion, Written, event, finish_reason, usage_of
 from slipstream.services.front.function_calls import whole_calls
@@ -26,12 +27,23 @@ _KINDS = {"server_error": "api_error"}
 
 async def create_message(call: Call) -> None:
     """POST /v1/messages."""
+    await _answer(call, MessageForm)
+
+
+async def count_tokens(call: Call) -> None:
+    """POST /v1/messages/count_tokens. The prompt runs, as only what a video becomes tells its tokens; a message that
+    asks the same next finds that done."""
+    await _answer(call, _CountForm, {"max_tokens": 1, "stream": False})
+
+
+async def _answer(call: Call, form: "type[MessageForm]", fixed: Mapping[str, Any] | None = None) -> None:
+    """`fixed`: what the request asks for, whatever it says."""
     names = SentNames()
 
     def read(said: Any, media: Mapping[str, Media]) -> tuple[ChatRequest, FormMaker]:
-        asked = read_message(said, media, names)
+        asked = read_message({**object_at(said, "the body"), **(fixed or {})}, media, names)
         is_called = asked.functions is not None
-        return asked, lambda completion, _: MessageForm(completion, call.request_id, is_called=is_called)
+        return asked, lambda completion, _: form(completion, call.request_id, is_called=is_called)
 
     try:
         await answer_chat(call, read, BARE_MEDIA)
@@ -126,6 +138,14 @@ class MessageForm:
         self._is_open = False
         self._num_blocks += 1
         return _event("content_block_stop", index=self._num_blocks - 1)
+
+
+class _CountForm(MessageForm):
+    """As the number of tokens of the prompt."""
+
+    def whole(self, choices: Sequence[Written]) -> dict[str, Any]:
+        (written,) = choices
+        return {"input_tokens": usage_of(written.captions)["prompt_tokens"]}
 
 
 def _event(kind: str, **more: Any) -> bytes:

@@ -86,6 +86,11 @@ MESSAGE: Schema = {
     "required": ["id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"],
     "properties": {"id": _TEXT, "type": {"const": "message"}, "content": {"type": "array"}},
 }
+COUNT: Schema = {
+    "type": "object",
+    "required": ["input_tokens"],
+    "properties": {"input_tokens": {"type": "integer", "minimum": 0}},
+}
 LIMIT = {"type": "integer", "minimum": 1, "maximum": 100}
 ORDER = {"enum": ["asc", "desc"]}
 UPLOAD = {

@@ -1,6 +1,6 @@
 """The one table of endpoints; the application and the OpenAPI document are made from it."""
 
-from slipstream.services.front.anthropic_messages import create_message, error_body
+from slipstream.services.front.anthropic_messages import count_tokens, create_message, error_body
 from slipstream.services.front.archive_calls import (
     cancel_archive_batch,
     get_archive_batch,
@@ -19,6 +19,7 @@ from slipstream.services.front.files import create_file, delete_file, get_conten
 from slipstream.services.front.openapi import (
     BATCH,
     COMPLETION,
+    COUNT,
     FILE,
     LIMIT,
     MESSAGE,
@@ -62,6 +63,10 @@ ENDPOINTS = (
         "POST", "/v1/messages", create_message, "The same, as Anthropic's protocol has it.", MESSAGE,
         {JSON_TYPE: message_schema()}, query={"beta": {"type": "string"}}, content=(JSON_TYPE, EVENTS_TYPE),
         tell_error=error_body,
+    ),
+    Endpoint(
+        "POST", "/v1/messages/count_tokens", count_tokens, "How many tokens its prompt has.", COUNT,
+        {JSON_TYPE: message_schema()}, query={"beta": {"type": "string"}}, tell_error=error_body,
     ),
     Endpoint(
         "POST", "/v1/files", create_file, "Uploads a file.", FILE, {"multipart/form-data": UPLOAD}

@@ -161,6 +161,25 @@ async def test_the_text_is_that_of_a_chat(served: Served, client: anthropic.Asyn
 
 
 @pytest.mark.asyncio(loop_scope="session")
+async def test_tokens_are_counted_before_they_are_asked_about(served: Served, client: anthropic.AsyncAnthropic) -> None:
+    """Also of a request that has more than what is counted; a message finds the prompt that was run for it."""
+    given = given_of(served)
+    asked_for = {name: given[name] for name in ("model", "messages", "extra_body")}
+    asked_for["messages"] += [{"role": "assistant", "content": "A."}, {"role": "user", "content": "?"}]
+    counted = await client.messages.count_tokens(**asked_for, system="Be brief.")
+    message = await client.messages.create(**given | asked_for, system="Be brief.")
+    assert message.usage.cache_read_input_tokens
+    assert message.usage.input_tokens + message.usage.cache_read_input_tokens == counted.input_tokens
+    more = {"stream": True, "stop_sequences": ["."], "max_tokens": 10**6}
+    asked_for["extra_body"] |= more
+    assert await client.messages.count_tokens(**asked_for, system="Be brief.") == counted
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        await client.messages.count_tokens(**asked_for | {"messages": []})
+    body: Any = refused.value.body
+    assert body["type"] == "error" and body["error"]["param"] == "messages"
+
+
+@pytest.mark.asyncio(loop_scope="session")
 async def test_objects_come_as_texts_and_as_calls(served: Served, client: anthropic.AsyncAnthropic) -> None:
     config = {"format": {"type": "json_schema", "schema": WHERE}}
     message = await client.messages.create(**given_of(served, output_config=config, max_tokens=400))
