@@ -53,10 +53,12 @@ class Geometry:
         return AutoConfig.for_model(self.family, text_config=text, vision_config=dict(self.vision), **shared)
 
 
-GEOMETRIES = {
-    name: Geometry(name, **facts)
-    for name, facts in json.loads(Path(__file__).with_name("geometries.json").read_text()).items()
-}
+def read_geometries(path: Path) -> dict[str, Geometry]:
+    """By name, from a file of JSON."""
+    return {name: Geometry(name, **facts) for name, facts in json.loads(path.read_text()).items()}
+
+
+GEOMETRIES = read_geometries(Path(__file__).with_name("geometries.json"))
 """By the numbers of the published configurations."""
 
 

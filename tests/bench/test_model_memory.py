@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench.gpu.random_model import GEOMETRIES, Geometry, plan_of
-from bench.model_memory import GB, memory_of, prefill_bytes, runner_of
+from bench.gpu.random_model import GEOMETRIES, Geometry, count_parameters, plan_of
+from bench.model_memory import GB, SIZES, ModelMemory, memory_of, prefill_bytes, runner_of
 from slipstream.engine.row_chunks import whole_rows
 from tests.support.variants import one_in
 
@@ -24,32 +24,19 @@ GLM = geometry(
     num_key_value_heads=2,
 )  # fmt: skip
 """Its MLPs make two matrices by one product."""
-QWEN3 = geometry(
-    "Qwen3-VL-32B", "qwen3_vl",
-    vocab_size=151936, hidden_size=5120, intermediate_size=25600, num_hidden_layers=64, num_attention_heads=64,
-    num_key_value_heads=8, head_dim=128,
-)  # fmt: skip
-"""Its heads are together wider than the model, and have norms."""
 VICUNA = geometry(
     "LLaVA-NeXT-Video-7B", "llava_onevision",
     vocab_size=32064, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32,
     num_key_value_heads=32,
 )  # fmt: skip
 """It has keys and values for each head."""
-MIXTURES = {
-    "Qwen3-VL-30B-A3B": geometry(
-        "Qwen3-VL-30B-A3B", "qwen3_vl_moe",
-        vocab_size=151936, hidden_size=2048, intermediate_size=6144, num_hidden_layers=48, num_attention_heads=32,
-        num_key_value_heads=4, head_dim=128, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768,
-    ),
-    "GLM-4.5V": geometry(
-        "GLM-4.5V", "glm4v_moe",
-        vocab_size=151552, hidden_size=4096, intermediate_size=10944, num_hidden_layers=46, num_attention_heads=96,
-        num_key_value_heads=8, head_dim=128, n_routed_experts=128, num_experts_per_tok=8, moe_intermediate_size=1408,
-        mrope_section=[8, 12, 12],
-    ),
-}  # fmt: skip
-DENSE = GEOMETRIES | {each.name: each for each in (GLM, QWEN3, VICUNA)}
+GLM_MIXTURE = geometry(
+    "GLM-4.5V", "glm4v_moe",
+    vocab_size=151552, hidden_size=4096, intermediate_size=10944, num_hidden_layers=46, num_attention_heads=96,
+    num_key_value_heads=8, head_dim=128, n_routed_experts=128, num_experts_per_tok=8, moe_intermediate_size=1408,
+    mrope_section=[8, 12, 12],
+)  # fmt: skip
+BUDGETED = SIZES | {each.name: each for each in (GLM, VICUNA, GLM_MIXTURE)}
 MOST_GB = {"Qwen2.5-VL-72B": 2.5, "Qwen2.5-VL-32B": 2.0, "Qwen2.5-VL-7B": 1.6}
 
 
@@ -59,10 +46,10 @@ def test_a_prefill_needs_no_more_than_that(name: str, most_gb: float) -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [1000, 10_000, 100_000])
-@pytest.mark.parametrize("name", [*DENSE, *MIXTURES])
+@pytest.mark.parametrize("name", BUDGETED)
 @one_in(3, "name", "num_tokens")
 def test_budgets_count_on_a_little_more(name: str, num_tokens: int) -> None:
-    model, most = (MIXTURES[name], 1.5) if name in MIXTURES else (DENSE[name], 4 / 3)
+    model, most = BUDGETED[name], 1.5 if "num_experts_per_tok" in BUDGETED[name].text else 4 / 3
     measured, runner = prefill_bytes(model, num_tokens), runner_of(model, 2)
     assert measured <= runner.prefill_bytes(plan_of(num_tokens).num_tokens) <= most * measured
 
@@ -77,8 +64,21 @@ def test_what_is_computed_is_what_is_published() -> None:
     memory = memory_of(GEOMETRIES["Qwen2.5-VL-72B"])
     assert memory.weights_gb == pytest.approx(146.8, abs=0.5)
     assert memory.kv_gb == pytest.approx(8.24, abs=0.05)  # 80 layers x 8 heads x 128 x 2 x 2 bytes x 25,152 tokens
-    assert memory.fits == "several GPUs"
+    assert memory.fits == "4 of 48 GB, 4 of 80 GB, 2 of 141 GB"
     assert memory_of(GEOMETRIES["llava-onevision-qwen2-0.5b"]).fits == "24 GB"
+
+
+@pytest.mark.parametrize("name", sorted(SIZES.keys() - GEOMETRIES.keys()))
+def test_sizes_have_the_weights_that_their_names_say(name: str) -> None:
+    assert count_parameters(SIZES[name]) == pytest.approx(SIZES[name].published_parameters, rel=0.02)
+
+
+def test_what_several_gpus_share() -> None:
+    """Weights go down with each, keys and values as far as there are heads of them."""
+    model = ModelMemory("m", 470.0, 0.2, 4.0, 3.0, shares=(2, 4, 8, 16), kv_heads=4, first_gb=2.0)
+    assert [model.caption_gb(n) for n in (1, 2, 8)] == [479, 243, 66.5]
+    assert model.fits == "8 of 80 GB, 4 of 141 GB"
+    assert ModelMemory("m", 2000.0, 0.2, 4.0, 3.0, shares=(2,)).fits == "more"
 
 
 def test_pocket_models_are_never_cut() -> None:

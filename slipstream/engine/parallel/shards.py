@@ -30,14 +30,19 @@ def check_checkpoint(ref: str, size: int) -> None:
 
 def check_split(ref: str, config: Any, size: int) -> None:
     """Raises `ModelNotUsable` for a text model that `size` ranks cannot share evenly."""
+    possible = even_sizes(config)
+    if size not in possible:
+        words = f"take {' or '.join(map(str, possible))}" if possible else "it runs on one device only"
+        which = f"its {config.num_attention_heads} heads, on {config.num_key_value_heads} of keys and values,"
+        raise ModelNotUsable(f"{ref}: {size} ranks cannot share {which} evenly; {words}")
+
+
+def even_sizes(config: Any) -> list[int]:
+    """How many ranks can share a text model evenly. Of more than there are heads of keys, several have the same one."""
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     shared = (heads, *_other_sizes(config))
     even = [n for n in range(2, heads + 1) if not any(number % n for number in shared)]
-    possible = [n for n in even if not (kv_heads % n and n % kv_heads)]
-    if size not in possible:
-        words = f"take {' or '.join(map(str, possible))}" if possible else "it runs on one device only"
-        which = f"its {heads} heads, on {kv_heads} of keys and values,"
-        raise ModelNotUsable(f"{ref}: {size} ranks cannot share {which} evenly; {words}")
+    return [n for n in even if not (kv_heads % n and n % kv_heads)]
 
 
 def _other_sizes(config: Any) -> Iterator[int]:
