@@ -4,7 +4,6 @@ import gc
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,10 +19,13 @@ from slipstream.engine.text_attention import TextAttention
 from slipstream.errors import DeviceLost, LimitExceeded, ModelNotUsable
 from slipstream.speculation.protocol import TokenTree
 from tests.engine.conftest import random_frames
-from tests.support import hub_forms, tiny_glm4v
+from tests.engine.test_families import FAMILIES as ALL_FAMILIES
+from tests.support import hub_forms
 from tests.support.tiny_checkpoint import write_tiny_llava
 from tests.support.tiny_families import write_tiny_qwen3
+from tests.support.tiny_pair import WriteCheckpoint
 from tests.support.tiny_qwen3_5 import write_tiny_qwen3_5
+from tests.support.variants import some
 
 PROMPT = "Describe the video."
 FRAMES = random_frames(4, seed=3)
@@ -56,21 +58,14 @@ def write_as_on_the_hub(path: Path, *, seed: int) -> Path:
     return path
 
 
-WITH_OTHER_MLPS = {
-    "glm4v": tiny_glm4v.write_tiny_glm4v,
-    "glm4v_moe": partial(tiny_glm4v.write_tiny_glm4v, model_type="glm4v_moe"),
-    "qwen3_5": write_tiny_qwen3_5,
-    "qwen3_5_moe": partial(write_tiny_qwen3_5, num_experts=4),
-    "qwen3_vl": write_tiny_qwen3,
-    "qwen3_vl_moe": partial(write_tiny_qwen3, num_experts=4),
-    "qwen3_vl_moe, the hub's": write_as_on_the_hub,
-}
+FAMILIES: dict[str, WriteCheckpoint] = ALL_FAMILIES | {"qwen3_vl_moe, the hub's": write_as_on_the_hub}
+WITH_PLANS_OF_OURS = ("glm4v", "glm4v_moe", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe, the hub's")
 
 
-@pytest.mark.parametrize("family", WITH_OTHER_MLPS)
-def test_families_with_plans_of_ours_or_other_mlps_are_shared_out(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize("family", some(FAMILIES, keep=WITH_PLANS_OF_OURS))
+def test_families_are_shared_out(tmp_path: Path, family: str) -> None:
     """Else every rank would hold all of it, and compute all of it."""
-    found = start(WITH_OTHER_MLPS[family](tmp_path / "model", seed=1), 2)
+    found = start(FAMILIES[family](tmp_path / "model", seed=1), 2)
     try:
         test_decoding_is_that_of_one_process(found)
         test_windows_rollbacks_and_trees(found)

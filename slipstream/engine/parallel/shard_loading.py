@@ -25,7 +25,7 @@ _TWO_IN_ONE = {"gate_up_proj": "packed_colwise", "down_proj": "rowwise"}
 """A product and the one behind it, where upstream leaves the first to be gathered: every rank has its part of both."""
 _EXPERTS = {f"experts.{name}": how for name, how in _TWO_IN_ONE.items()}
 _RECURRING = {"in_proj_z": "colwise", "in_proj_a": "colwise", "in_proj_b": "colwise", "out_proj": "rowwise"}
-"""Of linear attention; every rank reads all of what its queries, keys and values have in one (`shards.localise`)."""
+"""Of linear attention, whose queries, keys and values are one product, which `shards.localise` cuts by heads."""
 _OWN_PLANS: Mapping[str, dict[str, str]] = {
     "glm46v": _layer_plan(mlp=_TWO_IN_ONE),
     "glm4v": _layer_plan(mlp=_TWO_IN_ONE),
