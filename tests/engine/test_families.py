@@ -27,6 +27,7 @@ FAMILIES = {
     "glm4v_moe": partial(tiny_glm4v.write_tiny_glm4v, model_type="glm4v_moe"),
     "internvl 3": partial(tiny_families.write_tiny_internvl, text="qwen2"),
     "internvl 3.5": tiny_families.write_tiny_internvl,
+    "internvl 3.5, a mixture": partial(tiny_families.write_tiny_internvl, text="qwen3_moe"),
     "llava_interleave": tiny_families.write_tiny_llava_interleave,
     "llava_interleave, a line a picture": partial(
         tiny_families.write_tiny_llava_interleave,

@@ -119,8 +119,10 @@ def write_tiny_internvl(
     """Write an InternVL checkpoint with random weights below `path`, which is returned. A frame has 4 tokens.
 
     Args:
-        text: model type of the text model: qwen3 as of InternVL3.5, qwen2 as of InternVL3.
+        text: model type of the text model: qwen2 as of InternVL3, qwen3 as of InternVL3.5, qwen3_moe as of the mixtures
+            among these, of whose four experts a token takes two.
     """
+    mixture = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": hidden // 2}
     tokenizer = tiny_tokenizer(320, INTERNVL_SPECIAL_TOKENS)
     ids = tokenizer.get_vocab()
     config = InternVLConfig(
@@ -132,7 +134,9 @@ def write_tiny_internvl(
             "image_size": FRAME_SIZE,
             "patch_size": PATCH_SIZE,
         },
-        text_config=text_config(tokenizer, layers, hidden, max_context) | {"model_type": text, "head_dim": hidden // 4},
+        text_config=text_config(tokenizer, layers, hidden, max_context)
+        | {"model_type": text, "head_dim": hidden // 4}
+        | (mixture if text == "qwen3_moe" else {}),
         image_token_id=ids["<IMG_CONTEXT>"],
         image_seq_length=TOKENS_PER_FRAME,
         tie_word_embeddings=False,

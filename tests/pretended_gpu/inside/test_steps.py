@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,8 +21,7 @@ from tests.engine.conftest import random_frames
 from tests.engine.test_tree_rows import trees
 from tests.pretended_gpu import queue
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
-from tests.support.tiny_families import write_tiny_qwen3, write_tiny_video_llama_3
-from tests.support.tiny_glm4v import write_tiny_glm4v
+from tests.support.tiny_families import write_tiny_video_llama_3
 
 FRAMES = random_frames(4, 2)
 POOL_BYTES = 2**22
@@ -155,28 +153,6 @@ def test_videos_and_prompts_are_those_of_the_cpu(write: Any, tmp_path: Path) -> 
         for model, plan in zip(models, plans, strict=True)
     ]
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
-
-
-MIXTURES = {
-    "glm4v_moe": partial(write_tiny_glm4v, model_type="glm4v_moe"),
-    "qwen3_vl_moe": partial(write_tiny_qwen3, num_experts=4),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("family", MIXTURES)
-def test_steps_through_mixtures_of_experts(family: str, tmp_path: Path) -> None:
-    """They are recorded, whichever experts the tokens take then."""
-    MIXTURES[family](tmp_path, seed=1)
-    here, there = (load_model(str(tmp_path), dtype="float32", device=device) for device in ("cpu", "cuda:0"))
-    there.open_static_steps(POOL_BYTES)
-    states = _prefill(here, 4), _prefill(there, 4)
-    for window in ([5], [6, 7], [1, 2, 3, 4], [9], [8, 5]):
-        expected = here.step([(states[0], window)])[0]
-        queue.CALLS.clear()
-        found = there.step([(states[1], window)])[0]
-        assert queue.CALLS["replay"] == 1
-        torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_nobody_waits_between_two_steps(twins: Twins) -> None:
