@@ -10,7 +10,13 @@ from importlib import import_module
 from typing import Any, cast
 
 import torch
-from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from slipstream import __version__
@@ -94,6 +100,7 @@ def load_model(
     with _digested(checkpoint, group) as revision, _saying_why(ref):
         checkpoint.check_tokenizer()
         tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
+        _check_tokens(checkpoint, tokenizer)
         model = _load_weights(checkpoint, torch_dtype, torch_device, group)
         adapter = make_adapter(model, checkpoint, tokenizer)
     _check_attention(checkpoint, adapter.decoder, strict_width)
@@ -330,6 +337,18 @@ def _check_attention(checkpoint: Checkpoint, decoder: Decoder, strict_width: int
 
 def _kinds_of_layers(config: Any) -> set[str]:
     return set(getattr(config, "layer_types", None) or [_usual_layer(config)])
+
+
+def _check_tokens(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> None:
+    """That the model knows all tokens: one that it does not, in anybody's prompt, would cost a GPU its context."""
+    config: Any = AutoConfig.from_pretrained(checkpoint.path).get_text_config()
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= config.vocab_size:
+        raise ModelNotUsable(
+            f"{checkpoint.ref}: its tokenizer has tokens up to {largest}, and the model knows those below"
+            f" {config.vocab_size}; where tokens were added the model must be enlarged (resize_token_embeddings) and"
+            " saved with them"
+        )
 
 
 def _usual_layer(config: Any) -> str:

@@ -46,6 +46,12 @@ def drop_one_weight(path: Path) -> None:
     save_file(dict(list(weights.items())[1:]), path / "model.safetensors", metadata={"format": "pt"})
 
 
+def know_fewer_tokens(path: Path) -> None:
+    """As where some were added to the tokenizer alone."""
+    config = json.loads((path / "config.json").read_text())
+    edit_json(path / "config.json", text_config=config["text_config"] | {"vocab_size": 300})
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda path: (path / "config.json").unlink(), "no config.json"),
     "config is no JSON": (lambda path: (path / "config.json").write_text("{"), "not valid JSON"),
@@ -64,6 +70,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "pickled weights": (remove_weights, "safetensors"),
     "truncated weights": (truncate_weights, "cannot be loaded"),
     "missing weight": (drop_one_weight, "1 weights are missing"),
+    "tokens without embeddings": (know_fewer_tokens, "tokens up to 319, and the model knows those below 300"),
     "adapter": (lambda path: (path / "adapter_config.json").write_text("{}"), "merge it into its model"),
     "damaged ends of text": (
         lambda path: (path / GENERATION).write_text('{"eos_token_id": '),
