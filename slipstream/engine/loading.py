@@ -30,6 +30,7 @@ from slipstream.engine.kernels import get_kernel
 from slipstream.engine.parallel.ranks import Group
 from slipstream.engine.parallel.shard_loading import placement, shards_on
 from slipstream.engine.parallel.shards import check_checkpoint, localise
+from slipstream.engine.strict_experts import take_rows_one_by_one
 from slipstream.engine.video_lm import Adapter, VideoLM
 from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import TextDecoder
@@ -104,6 +105,8 @@ def load_model(
         model = _load_weights(checkpoint, torch_dtype, torch_device, group)
         adapter = make_adapter(model, checkpoint, tokenizer)
     _check_attention(checkpoint, adapter.decoder, strict_width)
+    if strict_width:
+        take_rows_one_by_one(adapter.decoder, strict_width)
     _settle_positions(adapter.decoder)
     if torch_device.type == "cuda":
         _settle_weights(adapter)

@@ -87,6 +87,7 @@ CAME_WITH = {
     "what a loaded model says of itself, apart from loading it": 1,
     "layers that recur: rule, caches, passes, those of several processes, too; a family of such models": 5,
     "a family whose time axis knows no seconds": 1,
+    "experts of a strict width": 1,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CODECS_CAME_WITH = {"documents at the gateway", "films in segments", "what KEDA is told"}

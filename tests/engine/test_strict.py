@@ -1,6 +1,8 @@
 """Strict steps: one shape for every pass, whatever the window, and the same answer as without."""
 
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from slipstream.engine.attention import MatmulKernel
 from slipstream.engine.kernels import get_kernel
 from slipstream.errors import ModelNotUsable
 from tests.engine.conftest import Pair, random_frames
+from tests.support.tiny_families import write_tiny_qwen3
+from tests.support.tiny_glm4v import write_tiny_glm4v
 
 WIDTH = 5
 
@@ -39,6 +43,24 @@ def test_logits_are_those_of_a_plain_step(pair: Pair, strict: VideoLM, length: i
         (expected,) = pair.ours.step([(plain, window)])
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
         assert state.num_tokens == plain.num_tokens
+
+
+MIXTURES = {
+    "glm4v_moe": partial(write_tiny_glm4v, model_type="glm4v_moe", hidden=384),
+    "qwen3_vl_moe": partial(write_tiny_qwen3, num_experts=8, hidden=384),
+}
+"""Wide enough that a product rounds by its rows."""
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_bits_of_mixtures_of_experts_do_not_depend_on_the_window(tmp_path: Path, family: str) -> None:
+    model = load_model(str(MIXTURES[family](tmp_path / "model", seed=1)), strict_width=WIDTH)
+    frames, token_ids = random_frames(4, 0), [5 + 7 * index % 200 for index in range(20)]
+    plan, found = model.plan_prompt("?", 4, frame_size=frames.shape[1:3]), []
+    for length in (1, 2, WIDTH):
+        state, _ = model.start_prefill(plan, model.encode_frames(frames)).finish()
+        found.append(torch.cat([model.step([(state, window)])[0] for window in windows(token_ids, length)]))
+    assert all(torch.equal(found[0], other) for other in found[1:])
 
 
 def test_rejected_rows_leave_no_trace(strict: VideoLM) -> None:
