@@ -17,7 +17,7 @@ from slipstream.services.front.json_body import Media
 from slipstream.speculation.protocol import FinishReason
 
 _KINDS_BY_CODE = {
-    **dict.fromkeys(("not_found", "model_not_found"), "not_found_error"),
+    **dict.fromkeys(("not_found", "model_not_found", "unknown_url"), "not_found_error"),
     **dict.fromkeys(("too_large", "limit_exceeded"), "request_too_large"),
     "unavailable": "overloaded_error",
     "timeout": "timeout_error",

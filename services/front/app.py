@@ -26,7 +26,7 @@ from slipstream.services.front.bodies import ClientGone, linger
 from slipstream.services.front.browsers import Browsers, listed
 from slipstream.services.front.call import EVENTS_TYPE, JSON_TYPE, Call
 from slipstream.services.front.config import FrontConfig
-from slipstream.services.front.endpoints import API_KEY, Endpoint
+from slipstream.services.front.endpoints import API_KEY, Endpoint, TellError
 from slipstream.services.front.front import Front
 
 GONE = 499
@@ -55,9 +55,9 @@ class Api:
         structlog.contextvars.bind_contextvars(request_id=call.request_id)
         start, name, status = time.monotonic(), "none", GONE
         try:
+            call.tell_error = self._told_below(scope["path"]) or call.tell_error
             endpoint, call.params = self._find(scope)
             name = endpoint.path
-            call.tell_error = endpoint.tell_error or call.tell_error
             await self._serve(call, endpoint)
             status = call.status
         except ClientGone:
@@ -78,6 +78,11 @@ class Api:
             await self._fail(call, answer)
         finally:
             self.front.figures.ended(name, status, time.monotonic() - start)
+
+    def _told_below(self, path: str) -> TellError | None:
+        """How errors are told at a path, and at those below it, where there is nothing."""
+        above = (each for each in self.endpoints if f"{path}/".startswith(f"{each.path}/"))
+        return next((each.tell_error for each in above if each.tell_error), None)
 
     def _find(self, scope: Scope) -> tuple[Endpoint, dict[str, str]]:
         path, steps, allowed = scope["path"], _steps(scope["raw_path"]), set()

@@ -8,6 +8,7 @@ from slipstream.services.front.call import Call
 
 Serve = Callable[[Call], Awaitable[None]]
 Schema = Mapping[str, Any]
+TellError = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 API_KEY = "x-api-key"
 """Where Anthropic's clients say their token."""
 
@@ -30,7 +31,7 @@ class Endpoint:
     """Types of what status 200 brings."""
     statuses: tuple[int, ...] = ()
     """Beside 200, and those that every guarded endpoint may answer with."""
-    tell_error: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
-    """The body of an answer that is an error, by what it says; None: as OpenAI has it."""
+    tell_error: TellError | None = None
+    """The body of an answer that is an error, by what it says, there and below that path; None: as OpenAI has it."""
     is_open: bool = False
     """Nobody is asked for a token, and it takes nobody's place."""

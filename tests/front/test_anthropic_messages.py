@@ -223,3 +223,6 @@ async def test_what_is_wrong_is_told_as_an_error(served: Served, client: anthrop
     with pytest.raises(anthropic.NotFoundError) as unknown:
         await client.messages.create(**given_of(served, model="another"))
     assert unknown.value.type == "not_found_error"
+    with pytest.raises(anthropic.NotFoundError) as nothing:
+        await client.messages.batches.list()
+    assert nothing.value.type == "not_found_error"
