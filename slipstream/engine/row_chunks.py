@@ -23,6 +23,8 @@ _ROTATING = ((4, 2), (3, 4))
 """Those as wide as the queries, and as the keys, while either are rotated."""
 _NORMING = (5.05, 0)
 """The same where each head has a norm, which works in fp32."""
+_GATING = (7, 0)
+"""The same where a gate is made with the queries, as Qwen 3.5's is."""
 _REPEATED = 2
 """More as wide as queries where keys and values are repeated for each of their heads, see `heads_share_keys`."""
 _MIXES_ROWS = ("self_attn", "linear_attn")
@@ -68,8 +70,9 @@ def in_chunks(layer: nn.Module, max_rows: int) -> nn.Module:
 
 def _widest_row(config: Any, itemsize: int) -> int:
     """Bytes of a row of the widest matrix that a part of a layer makes."""
-    in_norm, in_mlp = int(config.hidden_size) * torch.float32.itemsize, int(config.intermediate_size) * itemsize
-    return max(in_norm, in_mlp, _taken(config) * int(config.hidden_size) * itemsize)
+    hidden, in_mlp = int(config.hidden_size), int(getattr(config, "intermediate_size", 0) or 0)
+    in_expert = max(hidden, 2 * int(getattr(config, "moe_intermediate_size", 0) or 0))
+    return max(hidden * torch.float32.itemsize, in_mlp * itemsize, _taken(config) * in_expert * itemsize)
 
 
 def _taken(config: Any) -> int:
@@ -96,5 +99,7 @@ def _attention_width(hidden_size: int, layers: Sequence[Any], *, share_keys: boo
     attention = next(layer.self_attn for layer in layers if hasattr(layer, "self_attn"))
     queries, keys = attention.o_proj.weight.shape[1], attention.k_proj.weight.shape[0]
     moments = (*_ROTATING, _NORMING) if hasattr(attention, "q_norm") else _ROTATING
+    if len(attention.q_proj.weight) > queries:
+        moments = (*moments, _GATING)
     widest = max(of_queries * queries + of_keys * keys for of_queries, of_keys in moments)
     return float(_BESIDE_HEADS * hidden_size + widest + (0 if share_keys else _REPEATED * queries))

@@ -38,6 +38,8 @@ def write_tiny_qwen3_5(
         "shared_expert_intermediate_size": hidden,
     }
     text = text_config(tiny_tokenizer(320, QWEN_SPECIAL_TOKENS), layers, hidden, max_context) | recurrence
+    if num_experts:
+        del text["intermediate_size"]  # which upstream's configuration does not have
     return write_qwen3(
         path,
         Qwen3_5MoeConfig if num_experts else Qwen3_5Config,

@@ -1,6 +1,6 @@
 """One rank's share of a model: upstream shards the weights while it loads them (`shard_loading`), and here its hooks
 are replaced by plain modules on local tensors: one sum over the ranks behind attention and one behind the MLP
-(Megatron-LM, section 3).
+(Megatron-LM, section 3), of a mixture one behind its experts and one behind those that all tokens share.
 """
 
 from collections.abc import Iterator
@@ -166,7 +166,7 @@ class SummedLinear(nn.Module):
 
 class Summed(nn.Module):
     """Experts, of each of which every rank has some of the inner rows: the outputs are summed over all of them. Which
-    experts a token takes every rank works out for itself, from the same numbers in the same order."""
+    experts a token takes every rank works out for itself, from the same numbers: ranks need GPUs of one kind."""
 
     def __init__(self, experts: nn.Module) -> None:
         super().__init__()
