@@ -2,10 +2,11 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from slipstream.engine import DecodeState, VideoLM, load_model
 from slipstream.engine.attention import IMPLEMENTATION, SdpaKernel
@@ -168,21 +169,45 @@ def test_a_prompt_goes_on_from_anothers_video(family: Family, answer: list[int])
         again.close()
 
 
-@pytest.mark.parametrize("num_tokens", [2_000, 25_000])
-def test_the_memory_that_a_prompt_is_said_to_need(num_tokens: int) -> None:
-    """Qwen3.5-9B's sizes, on the device that stores nothing: no less than it needs, and at most a half more."""
+HEADS = {"num_key_value_heads": 2, "head_dim": 256, "linear_value_head_dim": 128}
+SIZES: dict[str, tuple[str, dict[str, int]]] = {
+    "9B": ("qwen3_5", {}),
+    "27B": (
+        "qwen3_5",
+        HEADS | {"hidden_size": 5120, "intermediate_size": 17408, "num_attention_heads": 24, "num_key_value_heads": 4},
+    ),
+    "35B-A3B": (
+        "qwen3_5_moe",
+        HEADS | {"hidden_size": 2048, "num_attention_heads": 16, "num_experts": 256, "moe_intermediate_size": 512},
+    ),
+    "397B-A17B": (
+        "qwen3_5_moe",
+        HEADS
+        | {"hidden_size": 4096, "num_attention_heads": 32, "num_experts": 512, "moe_intermediate_size": 1024}
+        | {"num_experts_per_tok": 10, "linear_num_value_heads": 64},
+    ),
+}
+"""Published ones; upstream's defaults are the 9B's."""
+
+
+@pytest.mark.parametrize("num_tokens", [2_000, 25_000, 100_000])
+@pytest.mark.parametrize("name", SIZES)
+def test_the_memory_that_a_prompt_is_said_to_need(name: str, num_tokens: int) -> None:
+    """On the device that stores nothing: no less than it needs, and at most a half more."""
+    model_type, sizes = SIZES[name]
     meta, rotary = torch.device("meta"), {"rope_type": "default", "rope_theta": 1e7, "mrope_section": [11, 11, 10]}
-    text = {"num_hidden_layers": 4, "rope_parameters": rotary | {"partial_rotary_factor": 0.25}}
-    config = Qwen3_5Config(text_config=text, vision_config={"depth": 1})
+    text = {"num_hidden_layers": 4, "rope_parameters": rotary | {"partial_rotary_factor": 0.25}, **sizes}
+    config = AutoConfig.for_model(model_type, text_config=text, vision_config={"depth": 1})
     with meta:
-        model = Qwen3_5ForConditionalGeneration._from_config(
+        model: Any = AutoModelForImageTextToText.from_config(
             config, attn_implementation={"text_config": IMPLEMENTATION}, dtype=torch.bfloat16
         )
     runner = RecurrentRunner(model.model.language_model, model.lm_head, SdpaKernel())
     positions = torch.arange(num_tokens, device=meta).expand(3, -1)
     with LiveBytes() as live:
+        live.ignore(*model.parameters(), *model.buffers())
         cache = runner.new_cache(num_tokens, 64)
-        hidden = torch.empty(num_tokens, 4096, dtype=torch.bfloat16, device=meta)
+        hidden = torch.empty(num_tokens, config.get_text_config().hidden_size, dtype=torch.bfloat16, device=meta)
         forward = runner.start([Rows(cache, hidden, positions)])
         del hidden
         forward.run_layers(4)

@@ -88,8 +88,9 @@ def _has_some_inputs(weight: DTensor) -> bool:
 
 
 def _is_shared_out(layer: Any) -> bool:
-    """Whether the ranks' parts of its attention, and those of its MLP, are summed."""
-    halves = (layer.linear_attn if hasattr(layer, "linear_attn") else layer.self_attn, layer.mlp)
+    """Whether the ranks' parts of its attention, and those of its MLP, or of its experts, are summed."""
+    attention = layer.linear_attn if hasattr(layer, "linear_attn") else layer.self_attn
+    halves = (attention, layer.mlp.experts if hasattr(layer.mlp, "experts") else layer.mlp)
     return all(any(isinstance(part, SummedLinear | Summed) for part in half.modules()) for half in halves)
 
 
