@@ -5,13 +5,14 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 
 from slipstream.engine import DecodeState, VideoLM, load_model
-from slipstream.engine.parallel import shard_loading
+from slipstream.engine.parallel import shard_loading, shards
 from slipstream.engine.parallel.ranks import Leader, RankOrder
 from slipstream.engine.sparse_drafter import SparseState
 from slipstream.engine.startup import load_together
@@ -63,8 +64,8 @@ WITH_MORE_TO_SHARE = ("glm4v_moe", "qwen3_5_moe", "qwen3_vl_moe, the hub's")
 
 
 @pytest.mark.parametrize("family", some(FAMILIES, keep=WITH_MORE_TO_SHARE))
-def test_families_are_shared_out(tmp_path: Path, family: str) -> None:
-    """Else every rank would hold all of it, and compute all of it."""
+def test_families_are_shared_out(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every rank would hold all of it, and compute all of it; and of each half of a layer there is one sum."""
     found = start(FAMILIES[family](tmp_path / "model", seed=1), 2)
     try:
         test_decoding_is_that_of_one_process(found)
@@ -74,8 +75,19 @@ def test_families_are_shared_out(tmp_path: Path, family: str) -> None:
         for layers in zip(*(model.runner.decoder.layers for model in found.both()), strict=True):
             whole, shared = (sum(map(torch.numel, _matrices(layer))) for layer in layers)
             assert 2 * shared == whole
+        assert sums_of_a_step(found.spread, monkeypatch) == 2 * len(found.spread.runner.decoder.layers)
     finally:
         found.leader.close()
+
+
+def sums_of_a_step(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often its ranks wait for each other's part of a sum."""
+    state, _ = prefilled(model)
+    with monkeypatch.context() as patched:
+        sums = Mock(wraps=shards.sum_ranks)
+        patched.setattr(shards, "sum_ranks", sums)
+        model.step([(state, [3])])
+    return sums.call_count
 
 
 def test_long_answers_of_layers_that_recur(tmp_path: Path) -> None:

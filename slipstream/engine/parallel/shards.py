@@ -1,6 +1,6 @@
 """One rank's share of a model: upstream shards the weights while it loads them (`shard_loading`), and here its hooks
 are replaced by plain modules on local tensors: one sum over the ranks behind attention and one behind the MLP
-(Megatron-LM, section 3), of a mixture one behind its experts and one behind those that all tokens share.
+(Megatron-LM, section 3), or behind a mixture's experts and those that all tokens share, together.
 """
 
 from collections.abc import Iterator
@@ -68,12 +68,14 @@ def localise(model: PreTrainedModel, size: int) -> None:
     for layer in layers:
         if hasattr(layer, "linear_attn"):
             _share_heads(layer.linear_attn, dist.get_rank(), size)
+    mixtures = {layer.mlp for layer in layers if _sums_up_at_its_end(layer.mlp)}
+    summed_later = {part for mixture in mixtures for part in mixture.modules()}
     for parent in list(model.modules()):
         for name, part in list(parent.named_children()):
-            shards = [weight for weight in part.parameters(recurse=False) if isinstance(weight, DTensor)]
-            if shards:
+            has_some_inputs = _has_some_inputs(part)
+            if any(isinstance(weight, DTensor) for weight in part.parameters(recurse=False)):
                 _localise(part, num_heads if name in KEYS_AND_VALUES and num_heads < size else 0)
-            if any(map(_has_some_inputs, shards)):
+            if part in mixtures or (has_some_inputs and part not in summed_later):
                 setattr(parent, name, SummedLinear(part) if isinstance(part, nn.Linear) else Summed(part))
     if not all(map(_is_shared_out, layers)):
         raise ModelNotUsable(
@@ -82,9 +84,19 @@ def localise(model: PreTrainedModel, size: int) -> None:
         )
 
 
-def _has_some_inputs(weight: DTensor) -> bool:
-    """Whether it is a matrix, or one for each expert, of which this rank has some of the columns."""
-    return weight.dim() > 1 and weight.placements == (Shard(weight.dim() - 1),)
+def _has_some_inputs(part: nn.Module) -> bool:
+    """Whether it has a matrix, or one for each expert, of which upstream has given this rank some of the columns."""
+    return any(
+        isinstance(weight, DTensor) and weight.dim() > 1 and weight.placements == (Shard(weight.dim() - 1),)
+        for weight in part.parameters(recurse=False)
+    )
+
+
+def _sums_up_at_its_end(mlp: Any) -> bool:
+    """Whether it is a mixture that adds experts for all tokens to the chosen ones, and ranks share both out: of what
+    they add up one sum over the ranks will do."""
+    shared = getattr(mlp, "shared_expert", None) or getattr(mlp, "shared_experts", None)
+    return shared is not None and _has_some_inputs(mlp.experts) and _has_some_inputs(shared.down_proj)
 
 
 def _is_shared_out(layer: Any) -> bool:
@@ -166,16 +178,17 @@ class SummedLinear(nn.Module):
 
 
 class Summed(nn.Module):
-    """Experts, of each of which every rank has some of the inner rows: the outputs are summed over all of them. Which
-    experts a token takes every rank works out for itself, from the same numbers: ranks need GPUs of one kind."""
+    """Experts, or a whole mixture, of which every rank has some of the inner rows: the outputs are summed over all of
+    them. Which experts a token takes every rank works out for itself, from the same numbers: ranks need GPUs of one
+    kind."""
 
-    def __init__(self, experts: nn.Module) -> None:
+    def __init__(self, part: nn.Module) -> None:
         super().__init__()
-        self.experts = experts
+        self.part = part
 
     def forward(self, hidden: Tensor, *chosen: Tensor) -> Tensor:
-        """[rows, hidden], and for each row experts and weights -> [rows, hidden]."""
-        return sum_ranks(self.experts(hidden, *chosen))
+        """[..., hidden], and of experts alone for each row which, and their weights -> [..., hidden]."""
+        return sum_ranks(self.part(hidden, *chosen))
 
 
 class GatheredLinear(nn.Module):
