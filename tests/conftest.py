@@ -1,9 +1,11 @@
 """A stack of real processes that many tests share. It and its users live on the session's event loop."""
 
+import contextlib
 import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +92,9 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+TURNED_ON = contextlib.ExitStack()
+
+
 @pytest.fixture(autouse=True)
 def logs_as_they_were() -> Iterator[None]:
     """Whoever configures logs in this process writes to a stream that ends with the test; the next one has its own."""
@@ -100,6 +105,24 @@ def logs_as_they_were() -> Iterator[None]:
         logging.captureWarnings(False)
         root = logging.getLogger()
         root.handlers[:] = [handler for handler in root.handlers if type(handler) is not logging.StreamHandler]
+
+
+@pytest.fixture(autouse=True)
+def gradients_on(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Torch's gradients are on or off for a thread, and all tests of a worker have one. One that trains has found them
+    turned off: where they are it is told, and they are turned on."""
+    _turn_gradients_on(f"before {request.node.nodeid}", request.config)
+    yield
+    _turn_gradients_on(f"by {request.node.nodeid}", request.config)
+
+
+def _turn_gradients_on(who: str, config: pytest.Config) -> None:
+    torch: Any = sys.modules.get("torch")  # not of the process that only hands out tests
+    if torch is not None and not torch.is_grad_enabled():
+        with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            sys.stderr.write(f"gradients were turned off {who}\n")
+        TURNED_ON.enter_context(torch.inference_mode(False))
+        TURNED_ON.enter_context(torch.enable_grad())
 
 
 @pytest.fixture(scope="session", autouse=True)
