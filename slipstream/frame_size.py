@@ -33,7 +33,8 @@ class FrameSize:
     sides that are multiples of `multiple` and an area within two bounds; or, with no field set, any size as it comes.
 
     The second is `smart_resize` of transformers' `Qwen2VLVideoProcessor`; with `frames_per_step`, whose bounds are of
-    all frames together, that of `Qwen3VLVideoProcessor`; with `shares_most`, that of `VideoLlama3VideoProcessor`.
+    all frames together, that of `Qwen3VLVideoProcessor`; with `shares_most`, that of `VideoLlama3VideoProcessor`; with
+    `longest_edge`, `get_resize_output_image_size` of `PixtralImageProcessor`.
     """
 
     height: int = 0
@@ -54,7 +55,8 @@ class FrameSize:
     shortest_edge: int = 0
     """Above 0: frames are resized so that their shorter side is this, and `height` x `width` in the middle is kept."""
     longest_edge: int = 0
-    """Above 0: frames are resized so that their longer side is this, and then again, to `height` x `width`."""
+    """Above 0: frames are resized so that their longer side is this, and then again, to `height` x `width`. With a
+    `multiple`: so that no side is longer than this, and then up to whole multiples, at once."""
     lanczos: bool = False
     """They are resized by Lanczos' kernel, not by the cubic one."""
 
@@ -65,7 +67,7 @@ class FrameSize:
     @property
     def has_two_steps(self) -> bool:
         """Whether frames get their size by way of another one."""
-        return self.shortest_edge > 0 or self.longest_edge > 0
+        return self.shortest_edge > 0 or (self.longest_edge > 0 and not self.multiple)
 
     @property
     def counts_frames(self) -> bool:
@@ -106,7 +108,11 @@ class FrameSize:
         if self.frames_per_step and min(height, width) < side:
             scale = max(side / height, side / width)
             height, width = int(height * scale), int(width * scale)
-        rows, columns = round(height / side), round(width / side)
+        if self.longest_edge:
+            height, width = self._shortened(height, width)
+            rows, columns = math.ceil(height / side), math.ceil(width / side)
+        else:
+            rows, columns = round(height / side), round(width / side)
         if counted * rows * columns * side * side > most:
             shrink = math.sqrt(frames * height * width / self._bounds(num_frames, frames)[1])
             rows = max(1, math.floor(height / shrink / side))
@@ -126,7 +132,7 @@ class FrameSize:
             _check_shape(height, width)
             short = min(height, width)
             return int(self.shortest_edge * height / short), int(self.shortest_edge * width / short)
-        if not self.longest_edge:
+        if not self.has_two_steps:
             return height, width
         ratio = width / height
         if width >= height:
@@ -138,7 +144,16 @@ class FrameSize:
         few, many = sorted(self._counted(num_frames))
         least, most = self._bounds(num_frames, few)
         fits = few * height * width <= most and many * height * width >= least
+        if self.longest_edge:
+            fits = fits and max(height, width) < self.longest_edge + self.multiple
         return fits and not height % self.multiple and not width % self.multiple
+
+    def _shortened(self, height: int, width: int) -> tuple[int, int]:
+        """Of the same shape with sides of at most `longest_edge`."""
+        ratio = max(height, width) / self.longest_edge
+        if ratio <= 1:
+            return height, width
+        return max(1, math.floor(height / ratio)), max(1, math.floor(width / ratio))
 
     def _counted(self, num_frames: int) -> tuple[int, int]:
         """How many frames the bounds are compared with, and how many they are shared by."""

@@ -14,6 +14,7 @@ from slipstream.frame_size import ANY_SIZE, MAX_ASPECT_RATIO, FrameSize
 
 QWEN = FrameSize(multiple=28, min_pixels=128 * 28 * 28, max_pixels=768 * 28 * 28)
 SHARED = FrameSize(multiple=28, min_pixels=16 * 28 * 28, max_pixels=16384 * 28 * 28, shares_most=True)
+PIXTRAL = FrameSize(multiple=28, max_pixels=1540 * 1540, longest_edge=1540)
 SIDES = st.integers(1, 5000)
 RULES = st.builds(
     lambda multiple, least, factor: FrameSize(multiple=multiple, min_pixels=least, max_pixels=least * factor),
@@ -73,6 +74,31 @@ def test_the_size_of_frames_that_share_a_bound_is_upstreams(height: int, width: 
     assume(max(height, width) <= MAX_ASPECT_RATIO * min(height, width))
     wanted = upstream.smart_resize(height, width, 28, SHARED.min_pixels, SHARED.max_pixels // frames)
     assert SHARED.of(height, width, frames) == wanted
+
+
+@given(SIDES, SIDES)
+@example(1540, 1540)
+@settings(deadline=None)
+def test_the_size_by_the_longest_edge_is_upstreams(height: int, width: int) -> None:
+    """By the published settings of Mistral Small 3.1 and Ministral 3."""
+    upstream = pytest.importorskip("transformers.models.pixtral.image_processing_pil_pixtral")
+    assume(max(height, width) <= MAX_ASPECT_RATIO * min(height, width))
+    picture = SimpleNamespace(shape=(height, width, 3))
+    with mock.patch.object(upstream, "get_image_size", lambda image, _: image.shape[:2]):
+        wanted = upstream.get_resize_output_image_size(picture, 1540, 28)
+    assert PIXTRAL.of(height, width, 1) == wanted
+
+
+@given(SIDES, SIDES, st.integers(28 * 28, 3_000_000))
+@settings(deadline=None)
+def test_a_servers_limit_bounds_frames_of_a_longest_edge(height: int, width: int, limit: int) -> None:
+    assume(max(height, width) <= MAX_ASPECT_RATIO * min(height, width))
+    rule = PIXTRAL.within(limit)
+    rows, columns = rule.of(height, width, 1)
+    assert rows % 28 == columns % 28 == 0 and max(rows, columns) <= 1540 and rows * columns <= rule.most_pixels(1)
+    if min(rows, columns) > 28:
+        assert rows * columns <= limit
+        assert rule.of(rows, columns, 1) == PIXTRAL.of(rows, columns, 1) == (rows, columns), "it is resized once"
 
 
 @given(SIDES, SIDES, st.integers(1, 5000), st.sampled_from([0, 602_112]))

@@ -105,7 +105,10 @@ def can_join(parts: Sequence[Any]) -> bool:
     )
 
 
-LAYERS = ("LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen2VLDecoderLayer", "Qwen2_5_VLDecoderLayer")
+LAYERS = (
+    *("LlamaDecoderLayer", "MistralDecoderLayer"),
+    *("Qwen2DecoderLayer", "Qwen2VLDecoderLayer", "Qwen2_5_VLDecoderLayer"),
+)
 """Upstream's, whose forward is the one that is written down here."""
 
 

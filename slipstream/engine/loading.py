@@ -50,6 +50,7 @@ _FAMILIES: Mapping[str, str] = {
     "llava": "slipstream.families.llava_interleave:LlavaInterleave",
     "llava_next_video": "slipstream.families.llava_next_video:LlavaNextVideo",
     "llava_onevision": "slipstream.families.llava_onevision:LlavaOnevision",
+    "mistral3": "slipstream.families.mistral3:Mistral3",
     "qwen2_5_vl": "slipstream.families.qwen2_5_vl:Qwen2_5VL",
     "qwen2_vl": "slipstream.families.qwen2_vl:Qwen2VL",
     "qwen3_5": "slipstream.families.qwen3_5:Qwen3_5",

@@ -204,6 +204,50 @@ SIGLIP_FRAMES = FramePreprocessor(224, 224, _HALVES)
 """The defaults of `SiglipImageProcessor`."""
 
 
+@dataclass(frozen=True, slots=True)
+class PicturePreprocessor:
+    """Frames at nearly their own size, whole. The defaults are those of `PixtralImageProcessor`."""
+
+    multiple: int
+    """Of both sides: what one token stands for."""
+    longest_edge: int = 1024
+    pixels: PixelSettings = field(default_factory=PixelSettings)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], multiple: int) -> "PicturePreprocessor":
+        """From an image processor's JSON.
+
+        Raises:
+            ModelNotUsable: it asks for a step that is not implemented here.
+        """
+        _check_uncropped(config)
+        size = config.get("size") or {"longest_edge": cls(multiple).longest_edge}
+        pixels = PixelSettings.from_config(config)
+        if set(size) != {"longest_edge"} or int(size["longest_edge"]) < 1 or not pixels.do_resize:
+            raise ModelNotUsable(f"image processor: frames must be resized by size['longest_edge'], got {dict(size)}")
+        return cls(multiple, int(size["longest_edge"]), pixels)
+
+    @property
+    def frame_size(self) -> FrameSize:
+        """What frames are resized to."""
+        most = -(-self.longest_edge // self.multiple) * self.multiple
+        return FrameSize(
+            multiple=self.multiple,
+            max_pixels=most**2,
+            longest_edge=self.longest_edge,
+            lanczos=self.pixels.lanczos,
+        )
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of tokens that a frame of this size becomes. Raises what `FrameSize.of` raises."""
+        height, width = self.frame_size.of(height, width, 1)
+        return height // self.multiple, width // self.multiple
+
+    def __call__(self, frames: NDArray[np.uint8], dtype: torch.dtype = torch.float32) -> Tensor:
+        """RGB frames, uint8 [n, h, w, 3] of any size -> pixel values [n, 3, height, width] on the CPU."""
+        return self.pixels.normalized(self.pixels.resized(frames, self.frame_size, 1), dtype)
+
+
 def _check_uncropped(config: Mapping[str, Any]) -> None:
     if config.get("do_center_crop"):
         raise ModelNotUsable("video processor: do_center_crop is not supported for this family")

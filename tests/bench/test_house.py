@@ -81,7 +81,7 @@ CAME_WITH = {
     "what a row of a manifest means, apart from its forms": 1,
     "a line that is a static tree": 1,
     "messages as Anthropic's clients write them: what is asked, and the answers": 2,
-    "a family whose videos are so many pictures": 1,
+    "families whose videos are so many pictures": 2,
     "frames at nearly their own size, which share a bound": 1,
     "a family that tells times behind its pictures": 1,
     "what a loaded model says of itself, apart from loading it": 1,

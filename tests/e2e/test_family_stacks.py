@@ -18,7 +18,7 @@ from slipstream.rpc.calls import open_channel
 from slipstream.session_messages import Chat
 from slipstream.stack.local import Stack
 from slipstream.video.messages import SampledVideo
-from tests.support import tiny_checkpoint, tiny_families, tiny_glm4v, tiny_qwen3_5
+from tests.support import tiny_checkpoint, tiny_families, tiny_glm4v, tiny_mistral3, tiny_qwen3_5
 from tests.support.clips import sample_clip
 from tests.support.gateway_client import Captioned, caption, until
 from tests.support.media import ClipSpec, even_times_ms, make_clip
@@ -36,6 +36,7 @@ FAMILIES: dict[str, WriteCheckpoint] = {
     "internvl": tiny_families.write_tiny_internvl,
     "llava_interleave": tiny_families.write_tiny_llava_interleave,
     "llava_next_video": tiny_families.write_tiny_llava_next_video,
+    "mistral3": partial(tiny_mistral3.write_tiny_mistral3, text="ministral3"),
     "qwen2_5_vl": tiny_checkpoint.write_tiny_qwen,
     "qwen2_vl": tiny_checkpoint.write_tiny_qwen2,
     "qwen3_5": tiny_qwen3_5.write_tiny_qwen3_5,

@@ -15,7 +15,7 @@ from slipstream.errors import LimitExceeded
 from slipstream.session_messages import Chat
 from slipstream.video.messages import SampledVideo
 from tests.engine.test_qwen2_5_vl import greedy
-from tests.support import tiny_checkpoint, tiny_families, tiny_glm4v, tiny_qwen3_5
+from tests.support import tiny_checkpoint, tiny_families, tiny_glm4v, tiny_mistral3, tiny_qwen3_5
 from tests.support.clips import make_colour_clip, sample_clip
 from tests.support.reference import Reference
 from tests.support.variants import one_in
@@ -35,6 +35,8 @@ FAMILIES = {
     ),
     "llava_next_video": tiny_families.write_tiny_llava_next_video,
     "llava_onevision": tiny_checkpoint.write_tiny_llava,
+    "mistral3": tiny_mistral3.write_tiny_mistral3,
+    "mistral3, Ministral 3": partial(tiny_mistral3.write_tiny_mistral3, text="ministral3"),
     "qwen2_5_vl": tiny_checkpoint.write_tiny_qwen,
     "qwen2_vl": tiny_checkpoint.write_tiny_qwen2,
     "qwen3_5": tiny_qwen3_5.write_tiny_qwen3_5,

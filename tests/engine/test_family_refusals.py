@@ -1,5 +1,6 @@
 """Checkpoints of families whose parts do not fit each other are refused, and the error says what is wrong with them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from slipstream.errors import ModelNotUsable
 from tests.support.hub_forms import change, remove
 from tests.support.tiny_families import write_tiny_llava_interleave, write_tiny_video_llama_3
 from tests.support.tiny_glm4v import write_tiny_glm4v
+from tests.support.tiny_mistral3 import write_tiny_mistral3
 
 OF_VIDEO, OF_PICTURES = "video_preprocessor_config.json", "preprocessor_config.json"
 Damages = dict[str, tuple[Callable[[Path], object], str]]
@@ -63,11 +65,35 @@ VIDEO_LLAMA_3: Damages = {
     "the middle": (change(OF_VIDEO, do_center_crop=True), "do_center_crop is not supported"),
     "no settings": (remove(OF_VIDEO), "says nothing of how frames become its input"),
 }
+
+
+def have_windows(path: Path) -> None:
+    text = json.loads((path / "config.json").read_text(encoding="utf-8"))["text_config"]
+    change("config.json", text_config=text | {"sliding_window": 64})(path)
+
+
+MISTRAL_3: Damages = {
+    "other patches": (
+        change("processor_config.json", patch_size=14),
+        "is 2 x 2 patches of 8 pixels, not the 2 x 2 of 14 in processor_config.json",
+    ),
+    "no merging": (change("processor_config.json", spatial_merge_size=1), "not the 1 x 1 of 8"),
+    "one size": (change(OF_PICTURES, size={"height": 32, "width": 32}), "must be resized by size"),
+    "the middle": (change(OF_PICTURES, do_center_crop=True), "do_center_crop is not supported"),
+    "no settings": (remove(OF_PICTURES), "nothing of how frames become"),
+    "another token": (change("config.json", image_token_index=5), "put one image before the user's text"),
+    "no template": (remove("chat_template.jinja"), "chat template is missing"),
+    "windows": (
+        have_windows,
+        "only full attention is supported, not sliding_attention",
+    ),
+}
 CASES = [
     pytest.param(write, *case, id=f"{family}: {name}")
     for family, write, damages in (
         ("GLM", write_tiny_glm4v, GLM),
         ("LLaVA-Interleave", write_tiny_llava_interleave, LLAVA_INTERLEAVE),
+        ("Mistral 3", write_tiny_mistral3, MISTRAL_3),
         ("VideoLLaMA 3", write_tiny_video_llama_3, VIDEO_LLAMA_3),
     )
     for name, case in damages.items()

@@ -31,9 +31,11 @@ from tests.engine.conftest import Pair
 from tests.engine.static.test_static_steps import POOL_BYTES, close, prefill
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen, write_tiny_qwen2
 from tests.support.tiny_families import write_tiny_qwen3
+from tests.support.tiny_mistral3 import write_tiny_mistral3
 
 WRITERS: dict[str, Callable[..., Path]] = {
     "llava": write_tiny_llava,
+    "mistral": write_tiny_mistral3,
     "qwen": write_tiny_qwen,
     "qwen2": write_tiny_qwen2,
 }

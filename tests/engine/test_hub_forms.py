@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.support import hub_forms
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen, write_tiny_qwen2
 from tests.support.tiny_families import write_tiny_llava_interleave, write_tiny_video_llama_3
 from tests.support.tiny_glm4v import write_tiny_glm4v
+from tests.support.tiny_mistral3 import write_tiny_mistral3
 from tests.support.tiny_qwen3_5 import write_tiny_qwen3_5
 
 PROMPT = "What is happening here?"
@@ -59,6 +61,10 @@ FORMS = {
             lambda path: hub_forms.join_merges(path, as_pairs=False),
         ),
     ),
+    "Mistral-Small-3.1-24B": Form(
+        write_tiny_mistral3, (hub_forms.shard, lambda path: hub_forms.move_template(path, "chat_template.json"))
+    ),
+    "Ministral-3-3B-BF16": Form(partial(write_tiny_mistral3, text="ministral3"), (hub_forms.tie,)),
     "Qwen2-VL-2B": Form(
         write_tiny_qwen2,
         (

@@ -23,6 +23,7 @@ from slipstream.families.preprocess import (
     VIDEO_LLAMA_3_PATCHES,
     FramePreprocessor,
     PatchPreprocessor,
+    PicturePreprocessor,
     PixelSettings,
 )
 from slipstream.frame_size import fit
@@ -91,6 +92,18 @@ def test_pictures_equal_those_of_the_upstream_processor(config: dict[str, Any], 
     frames = random_frames(3, 0, size)
     expected = SiglipImageProcessor(**config)(list(frames), return_tensors="pt", input_data_format="channels_last")
     assert torch.equal(FramePreprocessor.from_config(config, SIGLIP_FRAMES)(frames), expected.pixel_values.float())
+
+
+@pytest.mark.skipif(not is_torchvision_available(), reason="the upstream processor needs torchvision")
+@pytest.mark.parametrize("size", [*SIZES, (480, 270), (720, 1280)])
+def test_pictures_of_a_longest_edge_equal_those_of_the_upstream_processor(size: tuple[int, int]) -> None:
+    from transformers import PixtralImageProcessor
+
+    frames, config = random_frames(3, 0, size), {"size": {"longest_edge": 500}, "patch_size": 28}
+    made = PixtralImageProcessor(**config)(list(frames), return_tensors="pt", input_data_format="channels_last")
+    ours = PicturePreprocessor.from_config(config, 28)
+    assert torch.equal(ours(frames), made.pixel_values.float())
+    assert made.image_sizes.tolist() == [[28 * side for side in ours.grid(*size)]] * 3
 
 
 @pytest.mark.skipif(not is_vision_available(), reason="upstream's image processor needs Pillow")
@@ -262,6 +275,16 @@ def test_a_frame_does_not_depend_on_its_neighbours() -> None:
 def test_steps_that_are_not_implemented_are_refused(config: dict[str, Any], problem: str) -> None:
     with pytest.raises(ModelNotUsable, match=problem):
         FramePreprocessor.from_config(config)
+
+
+@pytest.mark.parametrize("change", [{"size": {"height": 56, "width": 56}}, {"do_resize": False}])
+def test_pictures_that_have_no_longest_edge_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ModelNotUsable, match="must be resized by size"):
+        PicturePreprocessor.from_config({"size": {"longest_edge": 56}} | change, 28)
+
+
+def test_pictures_of_a_processor_that_says_nothing_of_their_size() -> None:
+    assert PicturePreprocessor.from_config({}, 28) == PicturePreprocessor(28)
 
 
 # -- by way of another size -------------------------------------------------------------------------------------------

@@ -12,10 +12,15 @@ from slipstream.engine.forward import Decoder, Runner
 from slipstream.engine.segments import Rows
 
 MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}
+YARN = {
+    **{"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 16.0, "original_max_position_embeddings": 8},
+    **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 TEXT_MODELS: dict[str, dict[str, Any]] = {
     "llama": {},  # LLaVA-NeXT-Video, SmolVLM2, Perception LM
-    "mistral": {"sliding_window": None},  # Mistral 3
+    "mistral": {"sliding_window": None},  # Mistral Small 3.1
+    "ministral3": {"rope_parameters": YARN},  # Ministral 3
     "qwen2": {},  # LLaVA-OneVision, LLaVA-Interleave, InternVL3, VideoLLaMA 3
     "qwen3": {},  # InternVL3.5
     "qwen2_5_vl_text": {"rope_parameters": MROPE},

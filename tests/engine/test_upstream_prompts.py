@@ -3,6 +3,7 @@
 Our reference lays prompts out by hand; here it is held to the functions that it copies.
 """
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
 from transformers.models.glm46v.processing_glm46v import Glm46VProcessor
 from transformers.models.llava.processing_llava import LlavaProcessor
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+from transformers.models.pixtral import image_processing_pil_pixtral
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.video_llama_3.processing_video_llama_3 import VideoLlama3Processor
@@ -28,8 +30,13 @@ from tests.support.reference import Layout, Reference
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
 from tests.support.tiny_families import write_tiny_llava_interleave, write_tiny_qwen3, write_tiny_video_llama_3
 from tests.support.tiny_glm4v import write_tiny_glm4v
+from tests.support.tiny_mistral3 import write_tiny_mistral3
 from tests.support.tiny_qwen3_5 import write_tiny_qwen3_5
 from tests.support.variants import one_in
+
+with pytest.MonkeyPatch.context() as patched:  # its module asks the one that wants torchvision for a size
+    patched.setitem(sys.modules, "transformers.models.pixtral.image_processing_pixtral", image_processing_pil_pixtral)
+    from transformers.models.pixtral.processing_pixtral import PixtralProcessor
 
 PROMPT = "Describe the video."
 FPS = 5.0
@@ -52,6 +59,9 @@ def processor_of(kind: Any, reference: Reference, video_token: str) -> Any:
         vision_feature_select_strategy="full",
         all_special_multimodal_tokens=[video_token],
         video_processor=SimpleNamespace(merge_size=merge_size, temporal_patch_size=2),
+        spatial_merge_size=getattr(reference.model.config, "spatial_merge_size", 1),
+        image_break_token="[IMG_BREAK]",
+        image_end_token="[IMG_END]",
         vision_start_token="<|vision_start|>",
         vision_end_token="<|vision_end|>",
     )
@@ -68,8 +78,8 @@ def processor_of(kind: Any, reference: Reference, video_token: str) -> Any:
 def words_of(kind: Any, processor: Any, layout: Layout, video: SampledVideo) -> dict[str, list[str]]:
     """What upstream's function writes for the video, or for each of its pictures."""
     tensors, num_frames = dict[str, Any](layout.tensors), len(video.frames)
-    if kind is LlavaProcessor:
-        pictures = {"pixel_values": tensors["pixel_values"].numpy()}
+    if kind in (LlavaProcessor, PixtralProcessor):
+        pictures = {name: values.numpy() for name, values in tensors.items()}
         return {"images_replacements": [kind.replace_image_token(processor, pictures, i) for i in range(num_frames)]}
     metadata = VideoMetadata(num_frames, fps=FPS, frames_indices=list(range(num_frames)))
     return {"videos_replacements": [kind.replace_video_token(processor, tensors | {"video_metadata": [metadata]}, 0)]}
@@ -83,6 +93,7 @@ def words_of(kind: Any, processor: Any, layout: Layout, video: SampledVideo) -> 
         (partial(write_tiny_glm4v, processor="Glm46VProcessor"), Glm46VProcessor, "<|video|>"),
         (write_tiny_llava_interleave, LlavaProcessor, "<image>"),
         (write_tiny_llava, LlavaOnevisionProcessor, "<video>"),
+        (write_tiny_mistral3, PixtralProcessor, "[IMG]"),
         (write_tiny_qwen, Qwen2_5_VLProcessor, "<|video_pad|>"),
         (write_tiny_qwen3, Qwen3VLProcessor, "<|video_pad|>"),
         (write_tiny_qwen3_5, Qwen3VLProcessor, "<|video_pad|>"),

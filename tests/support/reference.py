@@ -24,6 +24,7 @@ from slipstream.families.preprocess import (
     VIDEO_LLAMA_3_PATCHES,
     FramePreprocessor,
     PatchPreprocessor,
+    PicturePreprocessor,
 )
 from slipstream.families.smolvlm import number_words
 from slipstream.session_messages import Chat
@@ -189,6 +190,18 @@ def _llava_interleave(reference: Reference, video: SampledVideo) -> Layout:
     return Layout("<image>", picture, {"pixel_values": pixels}, media=[{"type": "image"}] * len(video.frames))
 
 
+def _mistral3(reference: Reference, video: SampledVideo) -> Layout:
+    config = reference.model.config
+    preprocess = PicturePreprocessor.from_config(
+        reference.processor, config.vision_config.patch_size * config.spatial_merge_size
+    )
+    pixels, (rows, columns) = preprocess(video.frames), preprocess.grid(*video.frames.shape[1:3])
+    picture = "[IMG_BREAK]".join(["[IMG]" * columns] * rows) + "[IMG_END]"
+    sizes = torch.tensor([pixels.shape[2:]] * len(pixels))
+    media = [{"type": "image"}] * len(video.frames)
+    return Layout("[IMG]", picture, {"pixel_values": pixels, "image_sizes": sizes}, media=media)
+
+
 def _llava_next_video(reference: Reference, video: SampledVideo) -> Layout:
     pixels = FramePreprocessor.cropping(reference.processor)(video.frames)[None]
     vision = reference.model.config.vision_config
@@ -238,6 +251,7 @@ _LAYOUTS: Mapping[str, Callable[[Reference, SampledVideo], Layout]] = {
     "llava": _llava_interleave,
     "llava_next_video": _llava_next_video,
     "llava_onevision": _llava_onevision,
+    "mistral3": _mistral3,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen2_vl": _qwen2_vl,
     "qwen3_5": _qwen3_vl,
