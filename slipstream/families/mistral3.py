@@ -3,7 +3,7 @@
 Weights and layer maths are upstream's.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Mistral3ForConditionalGeneration, PreTrainedTokenizerBase
 
+from slipstream.device_copy import to_device
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.video_lm import PromptPlan
 from slipstream.errors import ModelNotUsable
@@ -40,9 +41,10 @@ class Mistral3(CountedTokens):
         tokenizer: PreTrainedTokenizerBase,
     ) -> None:
         config: Any = model.config
-        side, merge_size = config.vision_config.patch_size, config.spatial_merge_size
-        _check_patches(checkpoint, side, merge_size)
-        self._preprocess = PicturePreprocessor.from_config(checkpoint.image_processor_config(), side * merge_size)
+        _check_features(checkpoint, config)
+        _check_patches(checkpoint, config)
+        side = config.vision_config.patch_size * config.spatial_merge_size
+        self._preprocess = PicturePreprocessor.from_config(checkpoint.image_processor_config(), side)
         super().__init__(model, model.model.language_model, self._preprocess.frame_size)
         self._image_token_id: int = config.image_token_id
         self._ends = [token_id_of(checkpoint, tokenizer, None, token) for token in (_END_OF_ROW, _END_OF_PICTURE)]
@@ -65,17 +67,30 @@ class Mistral3(CountedTokens):
         return Pixels(len(frames), self._preprocess(frames, self._model.dtype))
 
     def encode(self, pixels: Pixels) -> Tensor:
-        """Picture by picture: of several at once upstream's tower masks the scores of all pairs of patches."""
-        layer = self._model.config.vision_feature_layer
-        made = []
-        for values in self._values(pixels).split(1):
-            size = torch.tensor([values.shape[2:]])
-            made += self._model.get_image_features(values, image_sizes=size, vision_feature_layer=layer).pooler_output
-        return torch.cat(made)
+        """As a batch of pictures, through the parts of upstream's tower: it has all in one row, and masks the scores of
+        every two patches that are not of one picture."""
+        tower, values = self._model.model.vision_tower, self._values(pixels)
+        patches = tower.patch_conv(values)
+        places = torch.cartesian_prod(*map(torch.arange, patches.shape[2:]))
+        hidden = tower.ln_pre(patches.flatten(2).transpose(1, 2))
+        angles = tower.patch_positional_embedding(hidden, to_device(places, hidden.device))
+        hidden = tower.transformer(hidden, None, position_embeddings=angles).last_hidden_state
+        sizes = [tuple(values.shape[2:])] * pixels.num_frames
+        return cast(Tensor, self._model.model.multi_modal_projector(hidden.flatten(0, 1), sizes))
 
 
-def _check_patches(checkpoint: Checkpoint, side: int, merge_size: int) -> None:
+def _check_features(checkpoint: Checkpoint, config: Any) -> None:
+    """Raises `ModelNotUsable` for another layer's than the tower's last."""
+    if config.vision_feature_layer != -1:
+        raise ModelNotUsable(
+            f"{checkpoint.ref}: features of the vision tower's last layer alone are supported, not of"
+            f" {config.vision_feature_layer} (vision_feature_layer)"
+        )
+
+
+def _check_patches(checkpoint: Checkpoint, config: Any) -> None:
     """That upstream's processor would count tokens as the model does. Raises `ModelNotUsable`."""
+    side, merge_size = config.vision_config.patch_size, config.spatial_merge_size
     processor = checkpoint.read_json("processor_config.json")
     told = processor.get("patch_size", side), processor.get("spatial_merge_size", merge_size)
     if told != (side, merge_size):

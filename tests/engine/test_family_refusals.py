@@ -77,6 +77,7 @@ MISTRAL_3: Damages = {
         change("processor_config.json", patch_size=14),
         "is 2 x 2 patches of 8 pixels, not the 2 x 2 of 14 in processor_config.json",
     ),
+    "another layer": (change("config.json", vision_feature_layer=-2), r"last layer alone .* not of -2"),
     "no merging": (change("processor_config.json", spatial_merge_size=1), "not the 1 x 1 of 8"),
     "one size": (change(OF_PICTURES, size={"height": 32, "width": 32}), "must be resized by size"),
     "the middle": (change(OF_PICTURES, do_center_crop=True), "do_center_crop is not supported"),
