@@ -32,9 +32,10 @@ from slipstream.engine.parallel.shard_loading import placement, shards_on
 from slipstream.engine.parallel.shards import check_checkpoint, localise
 from slipstream.engine.strict_experts import take_rows_one_by_one
 from slipstream.engine.video_lm import Adapter, VideoLM
-from slipstream.errors import ModelNotUsable
-from slipstream.families.adapter import TextDecoder
+from slipstream.errors import InvalidRequest, ModelNotUsable
+from slipstream.families.adapter import FrameFacts, TextDecoder
 from slipstream.families.prompts import ChatTemplate
+from slipstream.session_messages import Chat
 
 AdapterFactory = Callable[[PreTrainedModel, Checkpoint, PreTrainedTokenizerBase], Adapter]
 
@@ -105,6 +106,7 @@ def load_model(
         _check_tokens(checkpoint, tokenizer)
         model = _load_weights(checkpoint, torch_dtype, torch_device, group)
         adapter = make_adapter(model, checkpoint, tokenizer)
+        _check_prompts(checkpoint, adapter, model.config.get_text_config().vocab_size)
     _check_attention(checkpoint, adapter.decoder, strict_width)
     if strict_width:
         take_rows_one_by_one(adapter.decoder, strict_width)
@@ -344,14 +346,29 @@ def _kinds_of_layers(config: Any) -> set[str]:
 
 
 def _check_tokens(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> None:
-    """That the model knows all tokens: one that it does not, in anybody's prompt, would cost a GPU its context."""
+    """That the model knows all tokens that words become: one that it does not, in anybody's prompt, would cost a GPU
+    its context. Words become no special ones; of these see `_check_prompts`."""
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    special = {token_id for token_id, token in added.items() if token.special}
+    largest = max(set(tokenizer.get_vocab().values()) - special)
     config: Any = AutoConfig.from_pretrained(checkpoint.path).get_text_config()
-    largest = max(tokenizer.get_vocab().values())
-    if largest >= config.vocab_size:
+    _check_known(checkpoint, f"its tokenizer has tokens up to {largest}", largest, config.vocab_size)
+
+
+def _check_prompts(checkpoint: Checkpoint, adapter: Adapter, vocab_size: int) -> None:
+    """That the model knows what stands around words, such as a mark for each frame. A token that none but its processor
+    sees, such as InternVL3's for a video, it need not know."""
+    for chat in (Chat("?"), Chat("?", system="?", turns=("?", "?"))):
+        with suppress(InvalidRequest):  # not every model takes turns
+            largest = max(adapter.plan_prompt(chat, FrameFacts(adapter.frames_per_step)).token_ids)
+            _check_known(checkpoint, f"its prompts have token {largest}", largest, vocab_size)
+
+
+def _check_known(checkpoint: Checkpoint, what: str, token_id: int, vocab_size: int) -> None:
+    if token_id >= vocab_size:
         raise ModelNotUsable(
-            f"{checkpoint.ref}: its tokenizer has tokens up to {largest}, and the model knows those below"
-            f" {config.vocab_size}; where tokens were added the model must be enlarged (resize_token_embeddings) and"
-            " saved with them"
+            f"{checkpoint.ref}: {what}, and the model knows those below {vocab_size}; where tokens were added the model"
+            " must be enlarged (resize_token_embeddings) and saved with them"
         )
 
 

@@ -16,8 +16,13 @@ from slipstream.engine.checkpoint import Checkpoint, missing_weights
 from slipstream.errors import ModelNotUsable
 from tests.engine.conftest import random_frames
 from tests.support import hub_forms
-from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen, write_tiny_qwen2
-from tests.support.tiny_families import write_tiny_llava_interleave, write_tiny_video_llama_3
+from tests.support.tiny_checkpoint import tiny_tokenizer, write_tiny_llava, write_tiny_qwen, write_tiny_qwen2
+from tests.support.tiny_families import (
+    INTERNVL_SPECIAL_TOKENS,
+    write_tiny_internvl,
+    write_tiny_llava_interleave,
+    write_tiny_video_llama_3,
+)
 from tests.support.tiny_glm4v import write_tiny_glm4v
 from tests.support.tiny_mistral3 import write_tiny_mistral3
 from tests.support.tiny_qwen3_5 import write_tiny_qwen3_5
@@ -50,6 +55,13 @@ FORMS = {
             ),
         ),
         end_tokens=3,
+    ),
+    "InternVL3-8B": Form(
+        partial(write_tiny_internvl, text="qwen2"),
+        (
+            lambda path: hub_forms.cut_vocabulary(path, len(tiny_tokenizer(320, INTERNVL_SPECIAL_TOKENS)) - 1),
+            hub_forms.name_processor_as_before,
+        ),
     ),
     "Qwen2-VL-7B": Form(
         write_tiny_qwen2,

@@ -22,6 +22,7 @@ from slipstream.errors import ModelNotUsable
 from slipstream.sampling.params import SamplingDefaults
 from tests.engine.conftest import Pair, load_pair, random_frames
 from tests.engine.test_engine import greedy
+from tests.support import hub_forms
 from tests.support.tiny_checkpoint import TOKENS_PER_FRAME, write_tiny_llava
 
 GENERATION = "generation_config.json"
@@ -70,7 +71,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "pickled weights": (remove_weights, "safetensors"),
     "truncated weights": (truncate_weights, "cannot be loaded"),
     "missing weight": (drop_one_weight, "1 weights are missing"),
-    "tokens without embeddings": (know_fewer_tokens, "tokens up to 319, and the model knows those below 300"),
+    "tokens without embeddings": (know_fewer_tokens, "tokens up to 314, and the model knows those below 300"),
+    "a prompt's token without an embedding": (
+        lambda path: hub_forms.cut_vocabulary(path, 319),
+        "prompts have token 319, and the model knows those below 319",
+    ),
     "adapter": (lambda path: (path / "adapter_config.json").write_text("{}"), "merge it into its model"),
     "damaged ends of text": (
         lambda path: (path / GENERATION).write_text('{"eos_token_id": '),

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 FLAT_KEYS = ("vision_config", "architectures", "model_type", "dtype", "transformers_version", "text_config")
+VOCABULARY = ("lm_head.weight", "embed_tokens.weight")
 
 
 def rename_weights(path: Path, rename: Callable[[str], str], dtype: torch.dtype | None = None) -> None:
@@ -95,10 +96,19 @@ def pad_vocabulary(path: Path, width: int, scale: float = 0.0) -> None:
     """More rows of logits than the tokenizer has tokens, random ones of that scale."""
     weights = load_file(path / "model.safetensors")
     generator = torch.Generator().manual_seed(width)
-    for name in [name for name in weights if name.endswith(("lm_head.weight", "embed_tokens.weight"))]:
+    for name in [name for name in weights if name.endswith(VOCABULARY)]:
         rows, hidden = weights[name].shape
         weights[name] = torch.cat([weights[name], scale * torch.randn(width - rows, hidden, generator=generator)])
     save_file(weights, path / "model.safetensors", {"format": "pt"})
+    edit(path / "config.json", lambda config: config["text_config"].update(vocab_size=width))
+
+
+def cut_vocabulary(path: Path, width: int) -> None:
+    """Fewer rows of embeddings and of logits than the tokenizer has tokens, as of InternVL3, whose token for a video is
+    its processor's alone."""
+    weights = load_file(path / "model.safetensors")
+    tables = {name: weights[name][:width].clone() for name in weights if name.endswith(VOCABULARY)}
+    save_file(weights | tables, path / "model.safetensors", {"format": "pt"})
     edit(path / "config.json", lambda config: config["text_config"].update(vocab_size=width))
 
 
