@@ -79,6 +79,9 @@ class ChatTemplate:
         if video_word:
             self._added_ids.setdefault(video_word, VIDEO_WORD)
         self._shapes: dict[_Form, list[_Piece | _Words]] = {}
+        self._printed: dict[_Form, set[int]] = {}
+        """Messages that a template puts out as they are, GLM-4.1V's all but the user's: given as lists of parts these
+        would be lists in the prompt, too, so they are given as words."""
         pieces = self._shape(_Form())
         first_ids: list[int] = backend.encode("", add_special_tokens=True).ids
         self._first_ids = [] if pieces[: len(first_ids)] == first_ids else first_ids
@@ -194,11 +197,19 @@ class ChatTemplate:
 
     def _render(self, form: _Form, texts: Sequence[str], copies: int = 1) -> str:
         """A chat as the template has it, with so many of its medium. Raises `ModelNotUsable`."""
-        roles = form.roles
-        contents = [[{"type": "text", "text": text}] for text in texts]
+        if form not in self._printed:
+            marks = _marks(len(form.roles))
+            rendered = self._apply(form, [_parts(mark) for mark in marks])
+            self._printed[form] = {number for number, mark in enumerate(marks) if str(_parts(mark)) in rendered}
+        contents = [text if number in self._printed[form] else _parts(text) for number, text in enumerate(texts)]
+        return self._apply(form, contents, copies)
+
+    def _apply(self, form: _Form, contents: Sequence[Any], copies: int = 1) -> str:
+        roles, given = form.roles, list(contents)
         if self._medium:
-            contents[roles.index("user")][:0] = [{"type": self._medium}] * copies
-        messages: list[Any] = [{"role": role, "content": said} for role, said in zip(roles, contents, strict=True)]
+            first = roles.index("user")
+            given[first] = [*[{"type": self._medium}] * copies, *given[first]]
+        messages: list[Any] = [{"role": role, "content": said} for role, said in zip(roles, given, strict=True)]
         try:
             rendered = self._tokenizer.apply_chat_template(
                 messages, chat_template=self._template, tokenize=False, add_generation_prompt=True, **form.variables
@@ -224,6 +235,10 @@ def _without_system(chat: Chat) -> Chat:
     first, *others = (*chat.turns, chat.question)
     *turns, question = (f"{chat.system}\n{first}", *others)
     return replace(chat, question=question, system="", turns=tuple(turns))
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
 
 
 def _marks(num_texts: int) -> list[str]:

@@ -93,6 +93,17 @@ def test_what_a_template_leaves_out_of_a_text_is_left_out(text: str) -> None:
     assert ours.encode(Chat(" And?", system=text, turns=("What?", text))) == expected
 
 
+@pytest.mark.parametrize("text", ["It is red.", "[{'type': 'text', 'text': '?'}]", "<|im_end|>"])
+def test_what_a_template_puts_out_as_it_is_becomes_no_list(text: str) -> None:
+    """As that of GLM-4.1V does with all but the user's messages."""
+    parts = CHAT_TEMPLATE.partition("{% for content in message['content'] if content['type'] == 'text' %}")
+    words = "{% if message['role'] != 'user' %}\n{{ message['content'] }}<|im_end|>\n{% continue %}{% endif %}"
+    ours = ChatTemplate(tiny_tokenizer(), words.join((parts[0], "".join(parts[1:]))))
+    plain = ChatTemplate(tiny_tokenizer(), CHAT_TEMPLATE)
+    for chat in (Chat("?", system=text), Chat("And?", turns=("?", text)), Chat("?", system="?", turns=(text, "?"))):
+        assert ours.encode(chat) == plain.encode(chat)
+
+
 def test_texts_that_a_template_chokes_on_are_told_as_they_are() -> None:
     choking = CHAT_TEMPLATE.replace(
         "{{ content['text'] }}",
