@@ -30,6 +30,7 @@ def describe(
 ) -> ModelInfo:
     """What others are told of a model. Raises `ModelNotUsable` where its files say what cannot be."""
     text = model.config.get_text_config()
+    max_context = _context(text)
     return ModelInfo(
         model_id=checkpoint.ref,
         model_type=checkpoint.model_type,
@@ -40,9 +41,9 @@ def describe(
         hidden_size=text.hidden_size,
         num_layers=text.num_hidden_layers,
         eos_token_ids=_eos_token_ids(checkpoint, model, tokenizer),
-        max_context=text.max_position_embeddings,
+        max_context=max_context,
         tokens_per_frame=-(-adapter.tokens_per_step // adapter.frames_per_step),
-        max_frames=_most_steps(adapter, text.max_position_embeddings) * adapter.frames_per_step,
+        max_frames=_most_steps(adapter, max_context) * adapter.frames_per_step,
         revision=revision,
         frame_size=adapter.frame_size,
         sampling_defaults=_sampling_defaults(checkpoint, model),
@@ -51,6 +52,15 @@ def describe(
         tells_logprobs=True,
         honours=(*CAME_LATER, "thinking"),
     )
+
+
+def _context(text: Any) -> int:
+    """Positions of a text model. Where they are scaled linearly, as LLaVA-NeXT-Video's, its configuration names those
+    from before that."""
+    rotary = getattr(text, "rope_parameters", None) or {}
+    is_scaled = rotary.get("rope_type") == "linear" and "original_max_position_embeddings" not in rotary
+    factor = rotary["factor"] if is_scaled else 1
+    return int(factor * text.max_position_embeddings)
 
 
 def _most_steps(adapter: Adapter, max_context: int) -> int:

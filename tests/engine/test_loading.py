@@ -351,3 +351,16 @@ def test_positions_ask_no_device_how_long_a_text_is(tmp_path: Path) -> None:
     assert (theirs.rope_type, ours.rope_type) == ("dynamic", "default")
     _, state, logits = pair.prefill("What happens?", frames)
     assert greedy(pair.ours, state, logits, 40) == pair.generate("What happens?", frames, 40)
+
+
+def test_positions_that_are_scaled_linearly_reach_further(tmp_path: Path) -> None:
+    """As LLaVA-NeXT-Video's do: 4,096 of them, with a factor of 2.5, are a context of 10,240."""
+    path = write_tiny_llava(tmp_path, seed=7)
+    hub_forms.edit(
+        path / "config.json",
+        lambda config: config["text_config"]["rope_parameters"].update(rope_type="linear", factor=1.5),
+    )
+    pair, frames = load_pair(path), random_frames(140, 1)
+    assert pair.ours.info.max_context == 768 and pair.ours.info.max_frames > 140
+    _, state, logits = pair.prefill("What happens?", frames)
+    assert greedy(pair.ours, state, logits, 8) == pair.generate("What happens?", frames, 8)
