@@ -60,6 +60,8 @@ FORMS = {
         partial(write_tiny_internvl, text="qwen2"),
         (
             lambda path: hub_forms.cut_vocabulary(path, len(tiny_tokenizer(320, INTERNVL_SPECIAL_TOKENS)) - 1),
+            hub_forms.leave_out_what_is_usual,
+            hub_forms.shard,
             hub_forms.name_processor_as_before,
         ),
     ),
@@ -116,6 +118,16 @@ FORMS = {
     "Qwen3.5-9B": Form(
         write_tiny_qwen3_5,
         (hub_forms.predict_ahead, hub_forms.shard, lambda path: hub_forms.list_end_tokens(path, 0)),
+        end_tokens=2,
+    ),
+    "Qwen3.5-35B-A3B": Form(
+        partial(write_tiny_qwen3_5, num_experts=4),
+        (
+            hub_forms.join_experts,
+            hub_forms.predict_ahead,
+            hub_forms.shard,
+            lambda path: hub_forms.list_end_tokens(path, 0),
+        ),
         end_tokens=2,
     ),
     "llava-onevision-qwen2-7b": Form(

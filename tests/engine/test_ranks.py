@@ -59,7 +59,16 @@ def write_as_on_the_hub(path: Path, *, seed: int) -> Path:
     return path
 
 
-FAMILIES: dict[str, WriteCheckpoint] = ALL_FAMILIES | {"qwen3_vl_moe, the hub's": write_as_on_the_hub}
+def write_with_joined_experts(path: Path, *, seed: int) -> Path:
+    """Its experts lie in one matrix a layer."""
+    hub_forms.join_experts(write_tiny_qwen3_5(path, seed=seed, num_experts=4))
+    return path
+
+
+FAMILIES: dict[str, WriteCheckpoint] = ALL_FAMILIES | {
+    "qwen3_vl_moe, the hub's": write_as_on_the_hub,
+    "qwen3_5_moe, the hub's": write_with_joined_experts,
+}
 WITH_MORE_TO_SHARE = ("glm4v_moe", "qwen3_5_moe", "qwen3_vl_moe, the hub's")
 
 

@@ -5,6 +5,7 @@ nested or a flat configuration, and with the chat template in one of three files
 """
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 FLAT_KEYS = ("vision_config", "architectures", "model_type", "dtype", "transformers_version", "text_config")
+EXPERT = re.compile(r"(.*\.experts)\.[0-9]\.(.*)\.weight")
 VOCABULARY = ("lm_head.weight", "embed_tokens.weight")
 
 
@@ -68,6 +70,21 @@ def turn_experts(path: Path) -> None:
     weights = load_file(path / "model.safetensors")
     turned = {name: weight.mT.contiguous() if ".experts." in name else weight for name, weight in weights.items()}
     save_file(turned, path / "model.safetensors", {"format": "pt"})
+
+
+def join_experts(path: Path) -> None:
+    """One matrix for all experts of a layer, as those of Qwen 3.5's mixtures lie: the gate's rows first."""
+    weights = load_file(path / "model.safetensors")
+    found = {name: EXPERT.fullmatch(name) for name in sorted(weights)}
+    made = {name: weight for name, weight in weights.items() if found[name] is None}
+    for layer in {match[1] for match in found.values() if match is not None}:
+        parts: dict[str, list[Tensor]] = {}
+        for name, match in found.items():
+            if match is not None and match[1] == layer:
+                parts.setdefault(match[2], []).append(weights[name])
+        gates, others, outputs = (torch.stack(parts[kind]) for kind in ("gate_proj", "up_proj", "down_proj"))
+        made |= {f"{layer}.gate_up_proj": torch.cat([gates, others], dim=1), f"{layer}.down_proj": outputs}
+    save_file(made, path / "model.safetensors", {"format": "pt"})
 
 
 def predict_ahead(path: Path) -> None:
@@ -127,6 +144,19 @@ def flatten_config(path: Path) -> None:
         vision = config["vision_config"]
         vision.pop("rope_parameters", None)
         vision["spatial_patch_size"] = vision["patch_size"]
+
+    edit(path / "config.json", change)
+
+
+def leave_out_what_is_usual(path: Path) -> None:
+    """As InternVL3's repositories: nothing says whether the head is the embeddings, which it is not."""
+
+    def change(config: dict[str, Any]) -> None:
+        text = config["text_config"]
+        del config["tie_word_embeddings"]
+        text.pop("tie_word_embeddings", None)
+        text["rope_theta"] = text.pop("rope_parameters")["rope_theta"]
+        text["rope_scaling"] = {"type": "dynamic", "rope_type": "dynamic", "factor": 2.0}
 
     edit(path / "config.json", change)
 
