@@ -8,6 +8,7 @@ structure, too, writes what can be accepted.
 
 import asyncio
 import hashlib
+import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,10 @@ TRIALS_AT_ONCE = 2
 MOST_BEGUN = 5
 """Parsers of one text. What a parser has looked at counts, and most of that was drafted and never became text: it is
 not to end a text that could go on. Each may take a second to find that it cannot."""
+
+
+_UNSPELLED = "\ufdd0"
+"""Never a character, by Unicode."""
 
 
 class Structures:
@@ -92,9 +97,24 @@ class Structures:
             raise InvalidRequest("texts of this model can be kept to no structure: it has no token that ends a text")
         num_tokens = max(self._vocab_size, self._tokenizer.get_vocab_size())
         try:
-            return LLTokenizer(self._tokenizer.to_str(), n_vocab=num_tokens, eos_token=self._eos_token_ids)
+            return LLTokenizer(_unspelled(self._tokenizer), n_vocab=num_tokens, eos_token=self._eos_token_ids)
         except ValueError as error:
             raise InvalidRequest(f"texts of this model's tokenizer can be kept to no structure: {error}") from None
+
+
+def _unspelled(tokenizer: Tokenizer) -> str:
+    """A tokenizer whose special tokens, and what llguidance takes for such, have names that no text has. Where a
+    structure leaves one text alone it allows the tokens that the tokenizer makes of that, and then refuses those."""
+    written = json.loads(tokenizer.to_str())
+    vocab = written["model"].get("vocab")
+    for token in written["added_tokens"]:
+        content = token["content"]
+        is_special = token["special"] or (content.startswith("<") and content.endswith(">"))
+        if is_special and content != written["model"].get("unk_token"):
+            token["content"] = f"{_UNSPELLED}{token['id']}{_UNSPELLED}"
+            if isinstance(vocab, dict) and content in vocab:
+                vocab[token["content"]] = vocab.pop(content)
+    return json.dumps(written)
 
 
 def _digest(params: SamplingParams) -> bytes:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
 from transformers import PrefixConstrainedLogitsProcessor
 
 from slipstream.errors import InvalidConfig, InvalidRequest, SlipstreamError
@@ -119,6 +120,7 @@ def test_json_is_that_of_the_schema() -> None:
 
 SPELLED = (
     SamplingParams(choice=("a star", "caf\u00e9", "\U0001f3ac!", "two\nlines")),
+    SamplingParams(choice=("a <video>", "<|im_end|>", "</s>.")),
     SamplingParams(regex="[a-c\u00e9\u4e00-\u4e10\U0001f300-\U0001f3ff ]{2,9}"),
     SamplingParams(
         json_schema='{"type": "array", "items": {"enum": ["caf\u00e9", 1, null]}, "minItems": 1, "maxItems": 3}'
@@ -126,7 +128,7 @@ SPELLED = (
 )
 
 
-@pytest.mark.parametrize("params", SPELLED, ids=["choice", "regex", "json"])
+@pytest.mark.parametrize("params", SPELLED, ids=["choice", "special tokens", "regex", "json"])
 @pytest.mark.parametrize("kind", ["bytes", "llama"])
 def test_whatever_is_taken_of_what_is_allowed_is_a_text_of_the_structure(kind: str, params: SamplingParams) -> None:
     tokenizer = (TOKENIZER if kind == "bytes" else tiny_llama_tokenizer()).backend_tokenizer
@@ -142,6 +144,17 @@ def test_whatever_is_taken_of_what_is_allowed_is_a_text_of_the_structure(kind: s
             assert 1 <= len(said) <= 3 and all(item in ("caf\u00e9", 1, None) for item in said)
         else:
             assert text in params.choice or (params.regex and re.fullmatch(params.regex, text))
+
+
+@pytest.mark.parametrize("content", ["<think>", "[THINK]", "ending"])
+def test_a_text_may_have_what_a_token_is_called_that_was_added(content: str) -> None:
+    tokenizer = Tokenizer.from_str(BACKEND.to_str())
+    tokenizer.add_tokens([AddedToken(content, special=False, normalized=False)])
+    structure = Structures(tokenizer, VOCAB, (EOS,)).open(SamplingParams(choice=(f"e {content}", "no")))
+    taken = [WORD]
+    while EOS not in (following := ids(structure.allowed(taken, ())[0])):
+        taken.append(following[-1])
+    assert tokenizer.decode(taken) == f"e {content}"
 
 
 @pytest.mark.parametrize("eos", [(WORD,), (EOS, WORD)], ids=["alone", "beside another"])
