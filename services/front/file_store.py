@@ -140,7 +140,8 @@ class NewFile:
     def __exit__(self, *_: object) -> None:
         with self._naming:
             self._is_left = True
-        self._file.close()
+        with contextlib.suppress(OSError):  # what a full disk did not take is still buffered
+            self._file.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         self._room.leave(self.num_bytes, self._is_kept)
 

@@ -1,6 +1,7 @@
 """Files on disk, and how much of it one owner may have."""
 
 import os
+import resource
 import threading
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,23 @@ def test_what_is_deleted_makes_room(files: FileStore) -> None:
         open_all_the_time.write(bytes(2))
     with files.new("ann") as large:
         assert refusal(large, bytes(9)) == "too_large"
+
+
+def test_of_a_file_that_a_full_disk_did_not_take_nothing_stays(files: FileStore, tmp_path: Path) -> None:
+    """Neither on the disk, which it would keep full, nor among what its owner has."""
+    held = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, held[1]))  # no file may have a byte
+    try:
+        for _ in range(2):
+            file = files.new("ann")
+            file.write(bytes(8))
+            with pytest.raises(ApiError, match="cannot be kept now"):
+                kept(file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, held)
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".new-")]
+    with files.new("ann") as file:
+        file.write(bytes(8))
 
 
 def test_a_file_that_is_deleted_while_it_is_looked_for_is_not_found(files: FileStore) -> None:
