@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import logging
+import os
 import sys
 import threading
 import time
@@ -48,6 +49,7 @@ def configure_logs(service: str, level: str = "info") -> None:
 def log_all_output() -> None:
     """Lets nothing but events reach stderr in this process: what libraries print becomes one event a line, and an
     exception that nobody caught becomes one event."""
+    _hold_streams()
     sys.stderr = PrintedLines(sys.stderr)
     sys.excepthook = lambda kind, error, traceback: get_logger().critical(
         "process.crashed", error=repr(error), exc_info=(kind, error, traceback)
@@ -55,6 +57,16 @@ def log_all_output() -> None:
     threading.excepthook = lambda thread: get_logger().error(
         "thread.crashed", error=repr(thread.exc_value), exc_info=thread.exc_value
     )
+
+
+def _hold_streams() -> None:
+    """Streams that whoever started this process has closed (`2>&-`) lead nowhere from now on. Their numbers would be
+    given to sockets and files, into which libraries then print."""
+    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(null)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 class LogStream(io.TextIOBase):

@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import logging
+import subprocess
 import sys
 import threading
 import traceback
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import structlog
 
+from slipstream.errors import InvalidConfig
 from slipstream.logs import configure_logs, get_logger, log_all_output
 
 
@@ -89,6 +91,12 @@ def test_a_line_that_cannot_be_written_fails_nobody(monkeypatch: pytest.MonkeyPa
     stream.is_full = False
     get_logger().info("session.closed")
     assert json.loads(stream.getvalue().splitlines()[-1])["event"] == "session.closed"
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_service_whose_streams_are_closed_ends_as_any_other(closed: str) -> None:
+    command = ["sh", "-c", f'exec "$0" -m slipstream.services.gateway --listen nowhere {closed}', sys.executable]
+    assert subprocess.run(command, check=False).returncode == InvalidConfig.exit_code
 
 
 def test_line_breaks_stay_inside_a_line(capsys: pytest.CaptureFixture[str]) -> None:

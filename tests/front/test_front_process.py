@@ -59,6 +59,18 @@ async def test_the_log_says_where_it_listens(gateway: FakeGateway, tmp_path: Pat
         await front.stop(30)
 
 
+async def test_it_serves_where_nobody_hears_its_log(gateway: FakeGateway, tmp_path: Path) -> None:
+    front = front_process(gateway.address, tmp_path)
+    front.argv = ("sh", "-c", 'exec "$@" >&- 2>&-', "sh", *front.argv)
+    await front.start()
+    try:
+        await front.wait_serving(240)
+        os.kill(front.pid, signal.SIGTERM)
+        assert await asyncio.wait_for(front.wait_exit(), 60) == 0
+    finally:
+        await front.stop(30)
+
+
 async def test_a_folder_that_cannot_be_ends_the_start(gateway: FakeGateway, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InvalidConfig, match=r"--data: '.*/file/data' cannot be such a folder: Not a directory"):
