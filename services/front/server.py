@@ -23,6 +23,8 @@ from slipstream.services.front.config import FrontConfig
 MAX_HEAD_BYTES = 32 * 1024
 BACKLOG = 1024
 _ABSOLUTE_TARGET = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
+TELL_OF_STRANGERS = ("uvicorn.error", "python_multipart.multipart")
+"""Loggers of libraries: that somebody speaks no HTTP, or sends a form that is none."""
 TELL_S = 1.0
 """For requests that are cancelled to say so."""
 LEAVE_S = 1.0
@@ -93,7 +95,7 @@ def _in_origin_form(scope: Scope) -> Scope:
 
 
 class _FewLines(logging.Filter):
-    """Leaves out what uvicorn says of strangers, such as that they speak no HTTP, beyond what one caller may cause."""
+    """Leaves out what libraries say of strangers beyond what one caller may cause."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,8 +169,9 @@ async def serving(
     server.config.load()
     if config.tls_cert:
         server.config.ssl = https_context(config.tls_cert, config.tls_key)
-    few_lines, logger = _FewLines(), logging.getLogger("uvicorn.error")
-    logger.addFilter(few_lines)
+    few_lines, loggers = _FewLines(), [logging.getLogger(name) for name in TELL_OF_STRANGERS]
+    for logger in loggers:
+        logger.addFilter(few_lines)
     running = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         while not server.started and not running.done():  # noqa: ASYNC110
@@ -183,4 +186,5 @@ async def serving(
         for task in set(server.server_state.tasks):
             task.cancel()
         await running
-        logger.removeFilter(few_lines)
+        for logger in loggers:
+            logger.removeFilter(few_lines)

@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from slipstream import logs
+from slipstream.services.front.server import TELL_OF_STRANGERS
 from slipstream.stack.process import HttpProcess
 from tests.cli.fake_gateway import TEXT, FakeGateway
 from tests.support.front import (
@@ -120,14 +121,16 @@ async def test_what_is_no_http(gateway: FakeGateway) -> None:
 
 
 async def test_who_speaks_no_http_fills_no_log(
-    gateway: FakeGateway, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    gateway: FakeGateway, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(logs, "LOG_WINDOW_S", 3600.0)
-    async with front_at(gateway.address) as address:
-        for _ in range(2 * logs.MAX_LINES_OF_ONE):
-            assert status_of(await raw(address, b"GET\r\n\r\n")) == 400
-    said = [record for record in caplog.records if record.name == "uvicorn.error" and "Invalid HTTP" in record.message]
-    assert len(said) == logs.MAX_LINES_OF_ONE
+    no_form = post("/v1/files", b"no form", more="Content-Type: multipart/form-data; boundary=b\r\n")
+    async with front_at(gateway.address, data=str(tmp_path)) as address:
+        for _ in range(logs.MAX_LINES_OF_ONE):
+            for sent in (b"GET\r\n\r\n", no_form):
+                assert status_of(await raw(address, sent)) == 400
+    said = [record for record in caplog.records if record.name in TELL_OF_STRANGERS]
+    assert len(said) == logs.MAX_LINES_OF_ONE and {record.name for record in said} == set(TELL_OF_STRANGERS)
 
 
 async def test_an_upload_beyond_the_limit_is_refused_at_once(process: HttpProcess, tmp_path: Path) -> None:
