@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipstream.errors import InvalidRequest, SlipstreamError
+from slipstream.errors import InvalidRequest, Overloaded, SlipstreamError
 from slipstream.sampling.params import STRUCTURES, SamplingParams
 
 if TYPE_CHECKING:
@@ -70,8 +70,9 @@ def refusal(params: SamplingParams, reason: str) -> InvalidRequest:
 
 
 def try_out(params: SamplingParams) -> None:
-    """Raises `InvalidRequest` for a structure of which no parser can be made without harm, and `SlipstreamError` where
-    no trial can be made. Takes a tenth of a second; not for an event loop."""
+    """Raises `InvalidRequest` for a structure of which no parser can be made without harm, `Overloaded` where there is
+    no process to be had, and `SlipstreamError` where no trial can be made. Takes a tenth of a second; not for an event
+    loop."""
     asked = json.dumps({name: getattr(params, name) for name in STRUCTURES})
     try:
         trial = subprocess.run(
@@ -85,6 +86,8 @@ def try_out(params: SamplingParams) -> None:
         )
     except subprocess.TimeoutExpired:
         raise refusal(params, "its parser takes too long") from None
+    except OSError as failure:
+        raise Overloaded(f"{name_of(params)}: it cannot be tried now: {failure.strerror}; try again later") from None
     if trial.returncode < 0:
         raise refusal(params, "its parser takes too much time or memory")
     if trial.returncode:

@@ -1,7 +1,11 @@
 """A target without room: who waits for it, and who is refused and told when to come back."""
 
 import asyncio
+import errno
+import os
+import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -9,6 +13,8 @@ import pytest
 from slipstream.errors import Overloaded
 from slipstream.rpc.calls import open_channel
 from slipstream.rpc.v1 import draft_pb2_grpc, target_pb2_grpc
+from slipstream.sampling.grammar import try_out
+from slipstream.sampling.params import SamplingParams
 from tests.services.model_sessions import TIMEOUT_S, draft_start, open_session, target_end, target_start
 from tests.support.gateway_client import Captioned, caption
 from tests.support.media import ClipSpec, even_times_ms, make_clip
@@ -80,3 +86,11 @@ async def test_a_full_target_says_when_to_come_back(tmp_path: Path) -> None:
         with pytest.raises(Overloaded, match="the target has no room: 1 of at most 1 captions") as refused:
             await caption(to_gateway, video, num_frames=2, max_new_tokens=4, method="autoregressive")
         assert refused.value.retry_after_s is not None and refused.value.retry_after_s >= 0.5
+
+
+def test_a_structure_may_be_asked_for_later_where_no_process_is_to_be_had_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was an internal error, and jobs of the archive were dead some seconds later."""
+    refused = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    monkeypatch.setattr(subprocess, "run", Mock(side_effect=refused))
+    with pytest.raises(Overloaded, match="choice: it cannot be tried now: Resource temporarily unavailable"):
+        try_out(SamplingParams(choice=("a", "b")))
