@@ -25,13 +25,13 @@ from slipstream.archive.queue import (
     QueueUnavailable,
 )
 from slipstream.archive.redis_queue import RedisQueue
-from slipstream.archive.redis_store import NOT_NOW, load_scripts
+from slipstream.archive.redis_store import NOT_NOW
 from slipstream.archive.results_folder import ResultsFolder
 from slipstream.archive.spill_queue import FilePlan, SpillQueue
 from slipstream.archive.worker import Worker
 from slipstream.errors import InvalidConfig
 from slipstream.stack.redis_server import EmbeddedServer
-from tests.archive.worlds import DONE, queue_at, redis_world, specs, until
+from tests.archive.worlds import DONE, queue_at, specs, until
 
 
 async def retried(call: Any) -> Any:
@@ -341,40 +341,6 @@ async def test_nobody_there_and_nonsense(tmp_path: Path) -> None:
     for nonsense in ("http://localhost", "foo://x", "localhost", "redis://x:port", "redis://x?db=y", ""):
         with pytest.raises(InvalidConfig, match="--redis: no URL of a Redis server"):
             RedisQueue(nonsense)
-
-
-def _scripts_of_a_clock(ahead_s: int) -> dict[str, str]:
-    """Those of a server whose clock goes wrong by so much."""
-    asked = "local T = redis.call('TIME')"
-    wrong = f"{asked}\nT[1] = T[1] + {ahead_s}"
-    scripts = load_scripts()
-    assert all(asked in text for text in scripts.values())
-    return {name: text.replace(asked, wrong) for name, text in scripts.items()}
-
-
-@pytest.mark.parametrize("ahead_s", [60, -60])
-async def test_leaders_whose_clocks_are_a_minute_apart_take_no_lease_away(redis_url: str, ahead_s: int) -> None:
-    """As after a failover to another machine, and back."""
-    policy = QueuePolicy(lease_s=15.0)
-    world = redis_world(redis_url, policy)
-    right, redis, name = world.queue, world.redis, world.prefix.strip("{}:")
-    assert redis is not None
-    wrong = RedisQueue(redis_url, name, policy, scripts=_scripts_of_a_clock(ahead_s))
-    await right.open_batch(BatchSpec("batch"))
-    await right.submit("batch", specs("running"))
-    (lease,) = await right.take("w", 1)
-    for queue in (wrong, right):
-        if ahead_s > 0 and queue is wrong:  # by its clock the lease is so old, and streams know but the server's own
-            for key in await redis.keys(f"{world.prefix}s:*"):
-                (entry,) = await redis.xpending_range(key, "workers", "-", "+", 10)
-                await redis.xclaim(key, "workers", "any", 0, [entry["message_id"]], idle=ahead_s * 1000, justid=True)
-        assert await queue.take("other", 1) == []
-        assert await queue.beat([lease], {}) == ["keep"]
-    assert await right.finish(lease, DONE)
-    assert (await world.jobs())["running"].crashes == 0
-    for each in (wrong, cast(RedisQueue, right)):
-        await each.close()
-    await redis.aclose()
 
 
 async def test_why_a_server_is_not_reachable_is_said(tmp_path: Path) -> None:

@@ -517,8 +517,9 @@ local function make_way() redis.call('DEL', P .. 'nothing') end
 -- Whether `me` is the one that compacts or feeds now, for all gateways. Two at once would do no harm but work in vain.
 local function elected(office, me)
   local holder, since = string.match(redis.call('GET', P .. office) or '', '^(%S+) (%d+)$')
-  if holder and holder ~= me then return false end
-  local is_fresh = holder and math.abs(now - since) < LEASE / 2 -- each write waits for the disk
+  local age = holder and math.abs(now - since) or LEASE -- said by a clock that was ahead it would stay for as long
+  if holder ~= me and age < LEASE then return false end
+  local is_fresh = holder == me and age < LEASE / 2 -- each write waits for the disk
   if not is_fresh then redis.call('SET', P .. office, me .. ' ' .. string.format('%d', now), 'PX', LEASE) end
   return true
 end

@@ -5,6 +5,7 @@ local worker, call, limit, may_suspect = arg(1), tonumber(arg(2)), tonumber(arg(
 local out, taken, expired = {}, {}, {}
 local TURNS = { 'high', 'normal', 'high', 'high', 'normal', 'high', 'low', 'high', 'normal', 'high' }
 local MAX_DROPS, MAX_EXPIRED, MAX_DUE = 500, 100, 100
+local LONGEST_DELAY = 10 * 60 * 1000 -- no worker has a job wait for longer
 
 local shared = {}
 
@@ -217,10 +218,15 @@ if call == tonumber(before[1] or -1) then
   return { out, expired }
 end
 
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'delayed', '-inf', now, 'LIMIT', 0, MAX_DUE)) do
-  redis.call('ZREM', P .. 'delayed', id)
-  enqueue(id, true)
+local function enqueue_due(from, to)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'delayed', from, to, 'LIMIT', 0, MAX_DUE)) do
+    redis.call('ZREM', P .. 'delayed', id)
+    enqueue(id, true)
+  end
 end
+
+enqueue_due('-inf', now)
+enqueue_due(now + LONGEST_DELAY, '+inf') -- the clock was ahead then
 if may_expire then
   for _, name in ipairs(streams_with_leases()) do reclaim(name) end
 end
