@@ -1,5 +1,6 @@
 """The one error tree. Each class names its gRPC status and its exit status; nothing here imports gRPC."""
 
+import errno
 from enum import StrEnum
 from typing import ClassVar
 
@@ -124,6 +125,21 @@ class Overloaded(SlipstreamError):
         super().__init__(message)
         self.retry_after_s = retry_after_s
         self.ceiling = ceiling
+
+
+_LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_NO_THREAD = "can't start new thread"
+"""Python's own words."""
+
+
+def machine_lacks(error: BaseException) -> Overloaded | None:
+    """What to tell of an error that says nothing of the request, but that the machine has no descriptor, memory or
+    thread left for now; None for any other."""
+    is_lack = isinstance(error, OSError) and error.errno in _LACKS
+    if not is_lack and not (isinstance(error, RuntimeError) and str(error) == _NO_THREAD):
+        return None
+    reason = error.strerror if isinstance(error, OSError) else error
+    return Overloaded(f"this server has no room now: {reason}; try again later")
 
 
 class Unauthenticated(SlipstreamError):

@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from slipstream.errors import ServiceStopping, SlipstreamError, Unauthenticated
+from slipstream.errors import ServiceStopping, SlipstreamError, Unauthenticated, machine_lacks
 from slipstream.logs import LineBudget, get_logger
 from slipstream.rpc.callers import begin_call, current_caller, name_owner
 from slipstream.rpc.security import AUTHORIZATION_KEY, bearer_token
@@ -150,10 +150,13 @@ class Api:
 
 
 def _unforeseen(error: Exception) -> ApiError:
-    """What no endpoint speaks of: a disk that is full, which passes, or an error of ours, which is logged."""
+    """What no endpoint speaks of: a disk or a machine that is full, which passes, or an error of ours, which is
+    logged."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         get_logger().error("disk.full", error=str(error))
         return no_room("the request", error)
+    if (lack := machine_lacks(error)) is not None:
+        return as_api_error(lack)
     get_logger().error("request.failed", exc_info=error)
     return as_api_error(SlipstreamError("internal error; the server's log has the details"))
 

@@ -27,6 +27,7 @@ from slipstream.errors import (
     ServiceUnavailable,
     SlipstreamError,
     VideoNotFound,
+    machine_lacks,
 )
 from slipstream.logs import get_logger, heard
 
@@ -287,7 +288,7 @@ class Worker:
 
     def _retry_of(self, run: JobRun, error: BaseException) -> RetryLater:
         """With the delay filled in."""
-        jitter = random.uniform(0.5, 1.5)
+        jitter, error = random.uniform(0.5, 1.5), machine_lacks(error) or error
         if isinstance(error, RetryLater):
             later = error
         elif isinstance(error, ServiceUnavailable | Overloaded):

@@ -22,6 +22,7 @@ from slipstream.errors import (
     ServiceUnavailable,
     SlipstreamError,
     UnreadableMedia,
+    machine_lacks,
 )
 from slipstream.logs import LineBudget, get_logger
 from slipstream.rpc.callers import Places, begin_call, current_caller
@@ -211,7 +212,10 @@ class AnswerErrors(Surrounded):
             await self._answer(context, error)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
-        except Exception:
+        except Exception as failure:
+            if (lack := machine_lacks(failure)) is not None:
+                outcome = lack.status
+                await self._answer(context, lack)
             outcome = "INTERNAL"
             get_logger().exception("request.failed")
             await context.abort(grpc.StatusCode.INTERNAL, "internal error; the service's log has the details", ANSWERED)

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import errno
 import json
+import os
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -106,16 +107,21 @@ async def test_media_that_a_gateway_cannot_read_have_a_code_of_their_own(gateway
             assert (refused.value.code, refused.value.param) == (code, "messages[0].content[1]")
 
 
-async def test_a_disk_that_is_full_may_have_room_later(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("lack", "status", "after"), [(errno.ENOSPC, 503, "10"), (errno.EMFILE, 429, "1")], ids=["disk", "descriptors"]
+)
+async def test_a_machine_that_is_full_may_have_room_later(
+    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, lack: int, status: int, after: str
+) -> None:
     def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(lack, os.strerror(lack))
 
     async with front_at(gateway.address) as address:
         with monkeypatch.context() as full:
             full.setattr(JsonBody, "feed", refuse)
-            with pytest.raises(openai.APIStatusError, match="No space left") as refused:
+            with pytest.raises(openai.APIStatusError, match=os.strerror(lack)) as refused:
                 await chat(address, GOOD)
-        assert (refused.value.status_code, refused.value.response.headers["retry-after"]) == (503, "10")
+        assert (refused.value.status_code, refused.value.response.headers["retry-after"]) == (status, after)
         assert (await chat(address, GOOD)).choices[0].message.content == TEXT
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import socket
 import threading
@@ -146,6 +147,16 @@ async def test_a_bug_is_logged_and_not_told(tmp_path: Path, log: list[LogEntry],
         code, details = await refusal(stub, streamed=streamed)
     assert code == grpc.StatusCode.INTERNAL and "secret" not in details
     assert [(entry["event"], entry["level"]) for entry in log] == [("request.failed", "error")]
+
+
+@pytest.mark.parametrize("lack", [OSError(errno.EMFILE, "no descriptor"), RuntimeError("can't start new thread")])
+async def test_what_the_machine_lacks_for_now_is_no_bug(tmp_path: Path, log: list[LogEntry], lack: Exception) -> None:
+    servicer = Troubled()
+    servicer.trouble = fail(lack)
+    async with serving(servicer, tmp_path) as stub:
+        code, details = await refusal(stub, streamed=True)
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and "this server has no room now" in details
+    assert [entry["event"] for entry in log] == ["request.refused"]
 
 
 async def test_a_long_complaint_arrives_as_itself(tmp_path: Path) -> None:
