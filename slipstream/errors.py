@@ -142,6 +142,12 @@ def machine_lacks(error: BaseException) -> Overloaded | None:
     return Overloaded(f"this server has no room now: {reason}; try again later")
 
 
+def check_lacks(error: BaseException) -> None:
+    """For who takes an error of a file for there being none: raises what `machine_lacks` says of it."""
+    if (lack := machine_lacks(error)) is not None:
+        raise lack from None
+
+
 class Unauthenticated(SlipstreamError):
     """The caller did not say who it is, or could not prove it."""
 

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any
 
+from slipstream.errors import check_lacks
 from slipstream.services.front.api_errors import not_found
 from slipstream.services.front.batch_forms import CHAT
 from slipstream.services.front.file_store import owner_key, sync, sync_folder
@@ -141,7 +142,8 @@ class BatchRecords:
         try:
             said = json.loads(self._path(owner, batch_id).with_suffix(".end").read_text())
             return str(said["why"]), int(said["at"])
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            check_lacks(error)
             return "", 0
 
     def refusals(self, owner: str, batch_id: str) -> Path:
@@ -176,5 +178,6 @@ class BatchRecords:
         try:
             said = json.loads(path.read_text())
             return HttpBatch(**said | {"stage": Stage(said["stage"]), "errors": tuple(said["errors"])})
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            check_lacks(error)
             return None

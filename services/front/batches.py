@@ -16,6 +16,7 @@ from slipstream.errors import (
     InvalidConfig,
     InvalidRequest,
     LimitExceeded,
+    Overloaded,
     PermissionDenied,
     ServiceUnavailable,
     SlipstreamError,
@@ -78,11 +79,13 @@ class Batches:
 
     async def run(self) -> None:
         """Goes on with what is open, until cancelled."""
-        if not self._config.tokens:
-            for batch in await asyncio.to_thread(lambda: list(self.records.open_of_nobody())):
-                self._open[batch.batch_id] = ("", "")
-        next_sweep = 0.0
+        next_sweep, is_known = 0.0, bool(self._config.tokens)
         while True:
+            if not is_known:
+                with suppress(Overloaded):  # then they are looked for again
+                    found = await asyncio.to_thread(lambda: list(self.records.open_of_nobody()))
+                    self._open |= {batch.batch_id: ("", "") for batch in found}
+                    is_known = True
             for batch_id, (owner, token) in list(self._open.items()):
                 await _tried(self.state(owner, token, batch_id), batch_id=batch_id)
             if time.monotonic() >= next_sweep:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from slipstream.errors import InvalidConfig
+from slipstream.errors import InvalidConfig, check_lacks
 from slipstream.services.front.api_errors import ApiError, no_room, not_found, too_large
 from slipstream.services.front.config import FrontConfig
 
@@ -226,7 +226,8 @@ class FileStore:
     def _read(self, folder: Path) -> KeptFile | None:
         try:
             return KeptFile(**json.loads((folder / _FACTS).read_text()))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError) as error:
+            check_lacks(error)
             return None
 
 

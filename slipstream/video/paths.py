@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from slipstream.errors import InvalidConfig, InvalidRequest, VideoNotFound
+from slipstream.errors import InvalidConfig, InvalidRequest, VideoNotFound, check_lacks
 
 OWNER = "{owner}"
 """A folder's name in a root: each owner has a folder of its own there, and sees no other's."""
@@ -46,7 +46,8 @@ def open_video_path(path: str, roots: Sequence[Path]) -> BinaryIO:
     are followed for folders, never for the file, and never out of a root.
 
     Raises InvalidRequest for a path that no file can have, or that names a folder, pipe or device below a root.
-    Raises VideoNotFound otherwise, with one message whether or not the file exists elsewhere.
+    Raises VideoNotFound otherwise, with one message whether or not the file exists elsewhere; Overloaded where nothing
+    can be opened now.
     """
     parts = Path(path).parts
     if not parts or "\0" in path:
@@ -70,7 +71,8 @@ def _open_below(candidate: Path, real_root: Path) -> int | None:
     """Descriptor of a regular file that really lies below the root, or None when there is none to be told about."""
     try:
         descriptor = os.open(candidate, _OPEN_FLAGS)
-    except (OSError, UnicodeEncodeError):
+    except (OSError, UnicodeEncodeError) as error:
+        check_lacks(error)
         return None
     try:
         real_path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))

@@ -1,18 +1,21 @@
 """What the front keeps of its batches, on disk."""
 
+import errno
 import os
 import resource
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
+from slipstream.errors import Overloaded
 from slipstream.services.front.batch_records import BatchRecords, Ending, HttpBatch, Stage
 from slipstream.services.front.batches import KEPT_S, Batches
 from slipstream.services.front.config import FrontConfig
-from slipstream.services.front.file_store import FileStore
+from slipstream.services.front.file_store import FileStore, new_file_id
 
 BATCH = HttpBatch("batch_" + "0" * 32, "file-1", "24h", created_s=1, expires_s=2)
 
@@ -46,6 +49,26 @@ def test_a_disk_that_is_full_keeps_no_batch_from_ending_later(tmp_path: Path) ->
     for why in (Ending.CANCELLED, Ending.EXPIRED):
         records.end("", BATCH.batch_id, why)
         assert records.ending("", BATCH.batch_id)[0] == Ending.CANCELLED, "the first reason stays"
+
+
+def test_nothing_is_missing_where_nothing_can_be_opened_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch whose file was said to be gone had failed for good."""
+    records, files = BatchRecords(str(tmp_path)), FileStore(FrontConfig(listen="", gateway="", data=str(tmp_path)))
+    records.put("", BATCH)
+    with files.new("") as file:
+        file.write(b"1")
+        kept = file.keep(new_file_id(), "a", "batch", None)
+    with monkeypatch.context() as full:
+        full.setattr(Path, "read_text", Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+        for look in (
+            lambda: records.get("", BATCH.batch_id),
+            lambda: records.list(""),
+            lambda: records.ending("", BATCH.batch_id),
+            lambda: files.get("", kept.file_id),
+        ):
+            with pytest.raises(Overloaded, match="no room now: Too many open files"):
+                look()
+    assert records.get("", BATCH.batch_id) == BATCH and files.get("", kept.file_id) == kept
 
 
 def test_a_batch_that_its_owner_never_came_back_for_is_forgotten_with_its_media(tmp_path: Path) -> None:

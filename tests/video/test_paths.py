@@ -1,12 +1,14 @@
 """Only regular files below the allowed roots are opened, and nothing is told about others."""
 
+import errno
 import os
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from slipstream.errors import InvalidRequest, VideoNotFound
+from slipstream.errors import InvalidRequest, Overloaded, VideoNotFound
 from slipstream.video.paths import open_video_path
 
 
@@ -65,6 +67,13 @@ def test_folders_and_pipes_are_refused_at_once(root: Path) -> None:
         with pytest.raises(InvalidRequest, match="folder, pipe or device"):
             open_video_path(path, [root])
     assert time.monotonic() - started_s < 30
+
+
+def test_a_file_is_not_missing_where_nothing_can_be_opened_now(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was said not to be there, and a job of the archive had failed for good."""
+    monkeypatch.setattr(os, "open", Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+    with pytest.raises(Overloaded, match="no room now: Too many open files"):
+        open_video_path("any.mp4", [root])
 
 
 def test_refusals_leak_no_descriptor(root: Path, tmp_path: Path) -> None:
