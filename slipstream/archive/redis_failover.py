@@ -168,7 +168,10 @@ class Keeping:
 async def ask_keeping(url: str) -> Keeping:
     """How the server keeps jobs that leads now. Raises `QueueUnavailable` where none answers, or it does not lead, or
     still loads: its log is off until it has read it."""
-    client = connect(url, 1, CONNECT_S)
+    try:
+        client = connect(url, 1, CONNECT_S)  # for which redis-py reads a file
+    except OSError as error:
+        raise QueueUnavailable(f"the queue's Redis is not reachable: {error.strerror}") from None
     try:
         facts = await client.info()
         if facts.get("role") != "master":

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,6 +130,19 @@ async def test_a_server_that_does_not_lead_is_not_judged(tmp_path: Path) -> None
             await redis.execute_command("REPLICAOF", "127.0.0.1", one)
         with pytest.raises(QueueUnavailable, match="does not lead"):
             await ask_keeping(f"redis://127.0.0.1:{two}")
+
+
+async def test_who_has_no_descriptor_left_asks_later(tmp_path: Path) -> None:
+    """The gateway had ended, and whatever it captioned with it."""
+    held = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with EmbeddedServer(tmp_path) as server:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, held[1]))
+        try:
+            with pytest.raises(QueueUnavailable, match="not reachable: Too many open files"):
+                await ask_keeping(server.url)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, held)
+        assert (await ask_keeping(server.url)).flushes == "always"
 
 
 class SlowServer(EmbeddedServer):
