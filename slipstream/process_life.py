@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream.errors import InvalidConfig
+from slipstream.errors import InvalidConfig, machine_lacks
 from slipstream.logs import get_logger, heard
 
 # -- end --------------------------------------------------------------------------------------------------------------
@@ -99,15 +99,17 @@ def _num_descriptors() -> int | None:
         return None
 
 
-# -- names ------------------------------------------------------------------------------------------------------------
+# -- event loop -------------------------------------------------------------------------------------------------------
 
 
 MOST_LOOKUPS = 64
 """Threads that wait for answers at once: addresses of media may have names without end."""
+LACKS_S = 10.0
+"""Between two lines that say that connections cannot be taken."""
 
 
 class ServiceLoop(asyncio.SelectorEventLoop):
-    """Looks names up on threads of their own, one for each question however often it is asked.
+    """Fills no log, and looks names up on threads of their own, one for each question however often it is asked.
 
     Where no server of names answers, a look-up takes its thread for a minute, though whoever asked has given up long
     before. The loop's own threads, six on two cores, are for work that must go on meanwhile, and its end waits for
@@ -116,6 +118,17 @@ class ServiceLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._lookups: dict[tuple[Any, ...], asyncio.Future[Any]] = {}
+        self._silent_until = 0.0
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Of a connection that finds no descriptor left Python tells as often as others may wait behind it, each second
+        anew."""
+        error = context.get("exception")
+        if "socket" in context and error is not None and machine_lacks(error):
+            if self.time() < self._silent_until:
+                return
+            self._silent_until = self.time() + LACKS_S
+        super().call_exception_handler(context)
 
     async def getaddrinfo(
         self, host: Any, port: Any, *, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0
