@@ -152,7 +152,7 @@ def test_as_many_frames_as_a_model_says_have_room(family: Family) -> None:
 
 IMPORT_EACH_FIRST = """
 import importlib, os, pkgutil, sys
-import torch, transformers  # what takes long
+import torch, transformers.modeling_utils  # what takes long
 import slipstream.families as families
 
 for module in pkgutil.iter_modules(families.__path__, "slipstream.families."):

@@ -20,6 +20,7 @@ from tests.engine.test_families import CLIPS, PROMPT, Family
 from tests.support.live_memory import LiveBytes
 from tests.support.reference import Reference
 from tests.support.tiny_qwen3_5 import write_tiny_qwen3_5
+from tests.support.variants import one_in
 
 NUM_TOKENS = 2 * MOST_ROWS
 """So many that the base of every layer moves several times."""
@@ -65,6 +66,7 @@ def test_windows_of_any_length_of_which_any_part_is_right(family: Family, answer
 
 
 @pytest.mark.parametrize("seed", range(4))
+@one_in(2, "seed")
 def test_trees_that_grow_pass_by_pass(family: Family, answer: list[int], seed: int) -> None:
     """The right path among others, in one to three passes; then a path of it is kept, which may be shorter."""
     chance, state, done = random.Random(seed), begun(family, answer), 0
@@ -192,6 +194,7 @@ SIZES: dict[str, tuple[str, dict[str, int]]] = {
 
 @pytest.mark.parametrize("num_tokens", [2_000, 25_000, 100_000])
 @pytest.mark.parametrize("name", SIZES)
+@one_in(3, "name", "num_tokens")
 def test_the_memory_that_a_prompt_is_said_to_need(name: str, num_tokens: int) -> None:
     """On the device that stores nothing: no less than it needs, and at most a half more."""
     model_type, sizes = SIZES[name]
