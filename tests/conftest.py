@@ -92,9 +92,6 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-TURNED_ON = contextlib.ExitStack()
-
-
 @pytest.fixture(autouse=True)
 def logs_as_they_were() -> Iterator[None]:
     """Whoever configures logs in this process writes to a stream that ends with the test; the next one has its own."""
@@ -105,6 +102,10 @@ def logs_as_they_were() -> Iterator[None]:
         logging.captureWarnings(False)
         root = logging.getLogger()
         root.handlers[:] = [handler for handler in root.handlers if type(handler) is not logging.StreamHandler]
+
+
+TURNED_ON = contextlib.ExitStack()
+"""Never left: modes that stay to a worker's end."""
 
 
 @pytest.fixture(autouse=True)

@@ -99,6 +99,8 @@ POLL_S = (0.1, 0.3)
 AWAY_S = (0.2, 1.0)
 """Pauses, drawn at random between these: between takes that found nothing, and while the store is away."""
 MAX_BACK_OFF_S = 300.0
+LONGEST_DELAY_S = 1.5 * MAX_BACK_OFF_S
+"""Whatever a peer asks for: `take.lua` has what should wait ten minutes go at once, as by a clock that was ahead."""
 UNCOUNTED_BACK_OFF_S = 2.0
 SETTLE_S = 10.0
 """How long a stopping worker waits for a store that is away."""
@@ -300,7 +302,7 @@ class Worker:
             later = RetryLater(f"{type(error).__name__}: {error}"[:500])
         back_off_s = min(MAX_BACK_OFF_S, 2.0**run.lease.attempts) if later.counted else UNCOUNTED_BACK_OFF_S
         delay_s = back_off_s * jitter if later.delay_s is None else later.delay_s
-        return RetryLater(later.reason, counted=later.counted, delay_s=delay_s)
+        return RetryLater(later.reason, counted=later.counted, delay_s=min(delay_s, LONGEST_DELAY_S))
 
     async def _beat_forever(self) -> None:
         while True:

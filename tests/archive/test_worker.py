@@ -22,7 +22,7 @@ from slipstream.archive.queue import (
     QueuePolicy,
     QueueUnavailable,
 )
-from slipstream.archive.worker import Handler, RetryLater, RunnerDied, Worker
+from slipstream.archive.worker import LONGEST_DELAY_S, Handler, RetryLater, RunnerDied, Worker
 from slipstream.errors import LimitExceeded, Overloaded, ServiceUnavailable, UnreadableVideo, VideoNotFound
 from tests.archive.worlds import DONE, specs, until
 from tests.support.memory_queue import MemoryQueue
@@ -73,6 +73,19 @@ async def has(worker: Worker, num_jobs: int) -> bool:
 
 async def states(queue: MemoryQueue) -> dict[str, tuple[JobState, str]]:
     return {job.custom_id: (job.state, job.error_code) for job in (await queue.list_jobs("batch"))[0]}
+
+
+async def test_no_peer_has_a_job_wait_for_hours() -> None:
+    async def handler(lease: Lease, progress: Progress) -> Outcome:
+        raise Overloaded("no room", retry_after_s=7200.0)
+
+    async def delays() -> list[float]:
+        return [entry["delay_s"] for entry in logs if entry["event"] == "job.retried"]
+
+    with capture_logs() as logs:
+        async with working(await make("full"), handler):
+            await until(delays)
+    assert await delays() == [LONGEST_DELAY_S]
 
 
 async def test_what_handlers_raise_decides_how_jobs_end() -> None:
